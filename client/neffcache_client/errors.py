@@ -14,7 +14,8 @@
     ├── RequestRefused             the server understood and said no (4xx); carries `code` and `status`
     │   ├── LeaseSuperseded        another holder has the lease: this one may change nothing any more
     │   └── NotAllowed             401 or 403
-    └── LocalTierError             the local folder cannot be written or read
+    ├── LocalTierError             the local folder cannot be written or read
+    └── Aborted                    the caller died or gave up: everything was stopped and released
 
 The default message of an error is the first line of its docstring.
 """
@@ -100,3 +101,7 @@ class NotAllowed(RequestRefused):
 
 class LocalTierError(NeffcacheError):
     """The local cache folder could not be used."""
+
+
+class Aborted(NeffcacheError):
+    """The caller is gone; nothing was kept."""

@@ -1,0 +1,3 @@
+"""The `neffcache` command."""
+
+from __future__ import annotations
