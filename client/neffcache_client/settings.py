@@ -26,6 +26,8 @@ VARIABLES: dict[str, str] = {
     "NEFFCACHE_LOCAL_DIR": "Set by neffcache itself: the user's TORCH_NEURONX_NEFF_CACHE_DIR before it was "
     "pointed at a folder per compiler.",
     "NEFFCACHE_INNER": "Set by neffcache itself: a launcher inside a launcher passes through.",
+    "NEFFCACHE_CPU_COMPILER_LOG": "Demo toolchain only: file to which the CPU stand-in compiler appends a line per "
+    "compile.",
     "NEFFCACHE_LAUNCHER_DIR": "Set by neffcache itself: the folder that holds the launcher.",
 }
 SERVER_PREFIX = "NEFFCACHE_SERVER_"
