@@ -91,11 +91,10 @@ class LocalTier:
                 self.remove(key)
         return None
 
-    def store(self, key: str, source: str, meta: Mapping[str, Any], *, move: bool = False) -> None:
+    def store(self, key: str, source: str, meta: Mapping[str, Any]) -> None:
         """Keep a copy of the verified NEFF `source`. `meta` needs sha256 and size.
 
-        With `move` the source may be renamed into place instead of copied. What is already there stays. Raises
-        LocalTierError, leaving nothing half-written.
+        What is already there stays. Raises LocalTierError, leaving nothing half-written.
         """
         artifact = LocalArtifact(meta)
         path = self.path(key)
@@ -110,10 +109,9 @@ class LocalTier:
         temp: str | None = None
         try:
             os.makedirs(os.path.dirname(path), exist_ok=True)
-            if not (move and _renamed(source, path)):
-                temp = self.temp_path(key)
-                _copy_file(source, temp, artifact)
-                os.replace(temp, path)
+            temp = self.temp_path(key)
+            _copy_file(source, temp, artifact)
+            os.replace(temp, path)
             temp = self.temp_path(key)
             with open(temp, "w", encoding="utf-8") as f:
                 json.dump({**meta, "stored_at": time.time()}, f)
@@ -131,7 +129,7 @@ class LocalTier:
         remove_quietly(self.path(key))
 
     def temp_path(self, key: str) -> str:
-        """A name in this tier that no other process, host or thread uses. Raises OSError when the folder cannot be."""
+        """A name in this tier that no other process, host or thread uses. Raises OSError."""
         folder = os.path.join(self.tier_dir, "tmp")
         os.makedirs(folder, exist_ok=True)
         return os.path.join(folder, unique(key[:16]))

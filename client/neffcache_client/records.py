@@ -1,4 +1,4 @@
-"""What happened to each compile: one JSON line per verdict, one file per process, summed by `neffcache stats --local`.
+"""What happened to each compile: a JSON line per verdict, a file per process, summed by `neffcache stats --local`.
 
 A line is a single O_APPEND write, and no two hosts share a file, so lines never mix. Losing a line loses a figure,
 never a job: nothing here raises. Light imports: on the path of a local hit.

@@ -1,0 +1,316 @@
+"""The server's HTTP API, one method per call. The only place that knows httpx and its errors.
+
+Every method raises CacheUnavailable (nothing usable came back: a later try may work) or RequestRefused (the server
+understood and said no). The bearer token goes to the server's own origin and nowhere else.
+"""
+
+from __future__ import annotations
+
+import ssl
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import asdict
+from typing import Any, TypeVar
+from urllib.parse import quote, urlencode
+
+import httpx
+
+from neffcache_client import wire
+from neffcache_client.errors import (
+    CacheUnavailable,
+    LeaseSuperseded,
+    NeffcacheError,
+    NotAllowed,
+    RequestRefused,
+    ServerFault,
+    ServerUnreachable,
+)
+from neffcache_client.settings import ClientSettings
+
+CONNECT_SECONDS = 2.0
+CALL_SECONDS = 10.0
+STALL_SECONDS = 20.0
+"""A transfer without a byte for this long is given up; its total time is not bounded."""
+_POLL_GRACE_SECONDS = 10.0
+_REDIRECTS = (301, 302, 303, 307, 308)
+_MAX_REDIRECTS = 3
+
+T = TypeVar("T")
+
+
+class AnswerLost(ServerUnreachable):
+    """The request went out and the connection broke before its answer: the server may have acted on it."""
+
+
+class CacheClient:
+    """Talks to one server in one namespace. Safe for use from several threads; close it when done."""
+
+    def __init__(self, settings: ClientSettings) -> None:
+        self.url = settings.url
+        self.namespace = settings.namespace
+        self._origin = _origin(httpx.URL(settings.url))
+        headers = {"user-agent": "neffcache"}
+        if settings.token:
+            headers["authorization"] = f"Bearer {settings.token}"
+        self._http = httpx.Client(
+            headers=headers,
+            timeout=httpx.Timeout(CALL_SECONDS, connect=CONNECT_SECONDS),
+            # Loading the certificates takes longer than a whole call to a plain http server. An empty context
+            # trusts nobody, so it cannot be misused for https.
+            verify=True if settings.url.startswith("https:") else ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT),
+        )
+        self._bare: httpx.Client | None = None
+
+    def close(self) -> None:
+        """Close the connections. Calls under way in other threads fail."""
+        self._http.close()
+        if self._bare is not None:
+            self._bare.close()
+
+    def __enter__(self) -> CacheClient:
+        return self
+
+    def __exit__(self, *exc: object) -> None:
+        self.close()
+
+    # Leases
+
+    def acquire(self, key: str, request: wire.AcquireRequest, *, seconds: float | None = None) -> wire.AcquireAnswer:
+        """Ask for a key. Lasts up to `request.wait_seconds` and a grace, or `seconds`."""
+        limit = seconds if seconds is not None else request.wait_seconds + _POLL_GRACE_SECONDS
+        answer = self._call(
+            wire.AcquireAnswer, "POST", self._ns(f"keys/{key}/acquire"), json=_body(request), seconds=limit
+        )
+        # A state without what belongs to it is as good as no answer; checked here so that nobody else has to.
+        complete = {
+            "hit": answer.artifact is not None,
+            "leased": answer.epoch is not None,
+            "busy": True,
+            "failed": answer.failure is not None,
+        }
+        if not complete.get(answer.state, False):
+            raise ServerFault(f"the cache server answered acquire with an unusable state {answer.state!r}")
+        return answer
+
+    def heartbeat(self, lease_id: str, request: wire.HeartbeatRequest) -> wire.HeartbeatAnswer:
+        """Keep a lease. Raises LeaseSuperseded when it is somebody else's."""
+        return self._call(wire.HeartbeatAnswer, "POST", self._ns(f"leases/{lease_id}/heartbeat"), json=_body(request))
+
+    def release(self, lease_id: str, *, seconds: float = 2.0) -> None:
+        """Give a lease back without a result."""
+        self._request("DELETE", self._ns(f"leases/{lease_id}"), seconds=seconds)
+
+    def publish(self, lease_id: str, request: wire.PublishRequest) -> wire.PublishAnswer:
+        """Make the uploaded blob the key's artifact and end the lease. Verifying a large blob takes the server time."""
+        return self._call(
+            wire.PublishAnswer, "POST", self._ns(f"leases/{lease_id}/publish"), json=_body(request), seconds=60.0
+        )
+
+    def fail(self, lease_id: str, request: wire.FailRequest) -> wire.FailAnswer:
+        """End a lease with a failure."""
+        return self._call(wire.FailAnswer, "POST", self._ns(f"leases/{lease_id}/fail"), json=_body(request))
+
+    def lookup(self, keys: list[str]) -> wire.LookupAnswer:
+        """Which keys are present."""
+        data = self._json("POST", self._ns("keys/lookup"), json={"keys": keys})
+        try:
+            return wire.LookupAnswer(
+                present={k: wire.from_json(wire.Artifact, v) for k, v in data["present"].items()}
+            )
+        except (KeyError, AttributeError, TypeError, ValueError) as exc:
+            raise ServerFault("the cache server answered a look-up with something else") from exc
+
+    # Entries, failures, figures
+
+    def entries(self, *, limit: int = 100, after: str | None = None) -> wire.EntryPage:
+        """A page of entries, newest first."""
+        query = urlencode({"limit": limit, **({"after": after} if after else {})})
+        return self._call(wire.EntryPage, "GET", self._ns(f"entries?{query}"))
+
+    def entry(self, key: str) -> wire.Entry:
+        """One entry with its factors."""
+        return self._call(wire.Entry, "GET", self._ns(f"entries/{key}"))
+
+    def delete_entry(self, key: str) -> None:
+        """Remove an entry."""
+        self._request("DELETE", self._ns(f"entries/{key}"))
+
+    def failures(self) -> list[dict[str, Any]]:
+        """Stored failures, each a Failure's fields and its key."""
+        data = self._json("GET", self._ns("failures"))
+        found = data.get("failures") if isinstance(data, dict) else data
+        if not isinstance(found, list) or not all(isinstance(f, dict) for f in found):
+            raise ServerFault("the cache server answered with something that is no list of failures")
+        return found
+
+    def clear_failure(self, key: str) -> None:
+        """Forget the failure of a key, so that the next rank compiles."""
+        self._request("DELETE", self._ns(f"failures/{key}"))
+
+    def stats(self) -> wire.Stats:
+        """Figures of this client's namespace."""
+        return self._call(wire.Stats, "GET", f"/v1/stats?{urlencode({'namespace': self.namespace})}")
+
+    # Blobs
+
+    def upload_target(self, sha256: str, lease_id: str, request: wire.UploadRequest) -> wire.UploadAnswer:
+        """Where the bytes shall go."""
+        return self._call(
+            wire.UploadAnswer,
+            "POST",
+            self._ns(f"blobs/{sha256}/upload"),
+            json=_body(request),
+            headers={wire.LEASE_HEADER: lease_id},
+        )
+
+    def put(self, url: str, content: Iterator[bytes], size: int, headers: dict[str, str]) -> None:
+        """Send a blob to the server or, without any credential of ours, to the store behind a presigned URL."""
+        target = self._absolute(url)
+        own = _origin(target) == self._origin
+        # Both libraries ends up chunked, which stores refuse, unless the length is said.
+        sent = {**headers, "content-length": str(size)}
+        timeout = httpx.Timeout(STALL_SECONDS, connect=CONNECT_SECONDS)
+        with _translated():
+            response = (self._http if own else self._bare_client()).put(
+                target, content=content, headers=sent, timeout=timeout
+            )
+        # 412: `If-None-Match: *` found the same blob there already. The server checks it at publish.
+        if response.status_code != 412 or own:
+            _raise_for(response)
+
+    @contextmanager
+    def get(self, url: str) -> Iterator[Iterator[bytes]]:
+        """The bytes of a blob in chunks, following redirects to the store without our token."""
+        target = self._absolute(url)
+        timeout = httpx.Timeout(STALL_SECONDS, connect=CONNECT_SECONDS)
+        for _ in range(_MAX_REDIRECTS + 1):
+            http = self._http if _origin(target) == self._origin else self._bare_client()
+            with _translated(), http.stream("GET", target, timeout=timeout) as response:
+                location = response.headers.get("location", "")
+                if response.status_code not in _REDIRECTS or not location:
+                    if response.status_code != 200:
+                        response.read()
+                        _raise_for(response)
+                        raise ServerFault(f"a blob was answered with status {response.status_code}")
+                    yield response.iter_raw(1 << 20)
+                    return
+            target = target.join(location)
+        raise ServerFault("the cache server redirects a blob in circles")
+
+    # Plumbing
+
+    def _ns(self, path: str) -> str:
+        return f"/v1/ns/{quote(self.namespace, safe='')}/{path}"
+
+    def _absolute(self, url: str) -> httpx.URL:
+        try:
+            return httpx.URL(url) if "://" in url else httpx.URL(self.url + "/").join(url)
+        except httpx.InvalidURL as exc:
+            raise ServerFault("the cache server named an address that is none") from exc
+
+    def _bare_client(self) -> httpx.Client:
+        if self._bare is None:
+            self._bare = httpx.Client(headers={"user-agent": "neffcache"})
+        return self._bare
+
+    def _call(
+        self,
+        kind: type[T],
+        method: str,
+        path: str,
+        *,
+        json: Any = None,
+        seconds: float = CALL_SECONDS,
+        headers: dict[str, str] | None = None,
+    ) -> T:
+        try:
+            return wire.from_json(kind, self._json(method, path, json=json, seconds=seconds, headers=headers))
+        except ValueError as exc:
+            raise ServerFault(f"the cache server's answer makes no sense: {exc}") from exc
+
+    def _json(
+        self,
+        method: str,
+        path: str,
+        *,
+        json: Any = None,
+        seconds: float = CALL_SECONDS,
+        headers: dict[str, str] | None = None,
+    ) -> Any:
+        response = self._request(method, path, json=json, seconds=seconds, headers=headers)
+        try:
+            return response.json()
+        except ValueError as exc:
+            raise ServerFault("the cache server answered with something that is no JSON") from exc
+
+    def _request(
+        self,
+        method: str,
+        path: str,
+        *,
+        json: Any = None,
+        seconds: float = CALL_SECONDS,
+        headers: dict[str, str] | None = None,
+    ) -> httpx.Response:
+        timeout = httpx.Timeout(seconds, connect=min(CONNECT_SECONDS, seconds))
+        with _translated():
+            response = self._http.request(method, self.url + path, json=json, headers=headers, timeout=timeout)
+        _raise_for(response)
+        return response
+
+
+@contextmanager
+def _translated() -> Iterator[None]:
+    try:
+        yield
+    except (httpx.RemoteProtocolError, httpx.ReadError, httpx.WriteError) as exc:
+        raise AnswerLost(f"the connection to the cache broke: {_words(exc)}") from exc
+    except httpx.TimeoutException as exc:
+        raise ServerUnreachable(f"the cache did not answer in time ({type(exc).__name__})") from exc
+    except (httpx.HTTPError, httpx.InvalidURL, httpx.StreamError) as exc:
+        raise ServerUnreachable(f"the cache cannot be reached: {_words(exc)}") from exc
+    except (OSError, UnicodeError) as exc:
+        if isinstance(exc, NeffcacheError):
+            raise
+        raise ServerUnreachable(f"the cache cannot be reached: {_words(exc)}") from exc
+
+
+def _raise_for(response: httpx.Response) -> None:
+    """Raise for anything but 2xx."""
+    status = response.status_code
+    if 200 <= status < 300:
+        return
+    problem = _problem(response)
+    where = f"the cache server answered {status}"
+    if status >= 500 or status == 429:
+        raise ServerFault(f"{where}: {problem.detail or problem.title}" if problem else where)
+    if status in (401, 403):
+        detail = problem.detail if problem else "check NEFFCACHE_TOKEN"
+        raise NotAllowed(f"{where}: {detail}", code=problem.code if problem else "not_allowed", status=status)
+    if problem is None:
+        # Not our server: a proxy, a login page, a wrong port.
+        raise ServerFault(f"{where} without saying why: is NEFFCACHE_URL a neffcache server?")
+    kind = LeaseSuperseded if status == 409 else RequestRefused
+    raise kind(problem.detail or problem.title, code=problem.code, status=status)
+
+
+def _problem(response: httpx.Response) -> wire.Problem | None:
+    try:
+        return wire.from_json(wire.Problem, response.json())
+    except ValueError:
+        return None
+
+
+def _body(request: Any) -> dict[str, Any]:
+    return {k: v for k, v in asdict(request).items() if v is not None}
+
+
+def _origin(url: httpx.URL) -> tuple[str, str, int | None]:
+    return url.scheme, url.host, url.port or {"http": 80, "https": 443}.get(url.scheme)
+
+
+def _words(exc: BaseException) -> str:
+    return str(exc) or type(exc).__name__
+
+
+__all__ = ["AnswerLost", "CacheClient", "CacheUnavailable"]
