@@ -17,9 +17,7 @@ import httpx
 
 from neffcache_client import wire
 from neffcache_client.errors import (
-    CacheUnavailable,
     LeaseSuperseded,
-    NeffcacheError,
     NotAllowed,
     RequestRefused,
     ServerFault,
@@ -101,7 +99,7 @@ class CacheClient:
         self._request("DELETE", self._ns(f"leases/{lease_id}"), seconds=seconds)
 
     def publish(self, lease_id: str, request: wire.PublishRequest) -> wire.PublishAnswer:
-        """Make the uploaded blob the key's artifact and end the lease. Verifying a large blob takes the server time."""
+        """Make the uploaded blob the key's artifact and end the lease. Verifying a large blob takes time."""
         return self._call(
             wire.PublishAnswer, "POST", self._ns(f"leases/{lease_id}/publish"), json=_body(request), seconds=60.0
         )
@@ -182,20 +180,26 @@ class CacheClient:
     def get(self, url: str) -> Iterator[Iterator[bytes]]:
         """The bytes of a blob in chunks, following redirects to the store without our token."""
         target = self._absolute(url)
-        timeout = httpx.Timeout(STALL_SECONDS, connect=CONNECT_SECONDS)
         for _ in range(_MAX_REDIRECTS + 1):
-            http = self._http if _origin(target) == self._origin else self._bare_client()
-            with _translated(), http.stream("GET", target, timeout=timeout) as response:
+            response = self._open(target)
+            try:
                 location = response.headers.get("location", "")
                 if response.status_code not in _REDIRECTS or not location:
-                    if response.status_code != 200:
-                        response.read()
-                        _raise_for(response)
-                        raise ServerFault(f"a blob was answered with status {response.status_code}")
-                    yield response.iter_raw(1 << 20)
+                    _raise_unless_blob(response)
+                    yield _translated_chunks(response)
                     return
+            finally:
+                response.close()
             target = target.join(location)
         raise ServerFault("the cache server redirects a blob in circles")
+
+    def _open(self, target: httpx.URL) -> httpx.Response:
+        http = self._http if _origin(target) == self._origin else self._bare_client()
+        timeout = httpx.Timeout(STALL_SECONDS, connect=CONNECT_SECONDS)
+        # A proxy that compresses in passing would change the bytes and their number.
+        with _translated():
+            request = http.build_request("GET", target, headers={"accept-encoding": "identity"}, timeout=timeout)
+            return http.send(request, stream=True)
 
     # Plumbing
 
@@ -270,9 +274,22 @@ def _translated() -> Iterator[None]:
     except (httpx.HTTPError, httpx.InvalidURL, httpx.StreamError) as exc:
         raise ServerUnreachable(f"the cache cannot be reached: {_words(exc)}") from exc
     except (OSError, UnicodeError) as exc:
-        if isinstance(exc, NeffcacheError):
-            raise
         raise ServerUnreachable(f"the cache cannot be reached: {_words(exc)}") from exc
+
+
+def _translated_chunks(response: httpx.Response) -> Iterator[bytes]:
+    # Only reading is translated: an OSError of whoever writes the chunks is not the network's.
+    with _translated():
+        yield from response.iter_raw(1 << 20)
+
+
+def _raise_unless_blob(response: httpx.Response) -> None:
+    if response.status_code == 200:
+        return
+    with _translated():
+        response.read()
+    _raise_for(response)
+    raise ServerFault(f"a blob was answered with status {response.status_code}")
 
 
 def _raise_for(response: httpx.Response) -> None:
@@ -311,6 +328,3 @@ def _origin(url: httpx.URL) -> tuple[str, str, int | None]:
 
 def _words(exc: BaseException) -> str:
     return str(exc) or type(exc).__name__
-
-
-__all__ = ["AnswerLost", "CacheClient", "CacheUnavailable"]

@@ -35,7 +35,6 @@ _NETWORK = (
     *("9p", "afs", "beegfs", "ceph", "cifs", "fuse.ceph", "fuse.glusterfs", "fuse.s3fs", "fuse.sshfs", "glusterfs"),
     *("gpfs", "lustre", "nfs", "nfs4", "panfs", "smb2", "smb3", "smbfs", "wekafs"),
 )
-)
 
 
 class LockRecord:
