@@ -1,0 +1,237 @@
+"""The launcher: what runs when a rank starts `neuronx-cc`.
+
+On the path of a local hit this imports `os`, `hashlib`, `json`, `struct` and the project's own light modules; the
+interpreter was started without `site` (`-IS`), whose `.pth` files cost more than the hit. Anything else is imported
+when the local tier has no answer.
+
+Whatever goes wrong here ends in the real compiler, as if this program did not exist; NEFFCACHE_STRICT=1 makes it
+an error instead.
+"""
+
+from __future__ import annotations
+
+import _signal  # type: ignore[import-not-found]  # built in, unknown to typeshed
+import os
+import sys
+import time
+
+from neffcache_client.errors import SettingsError
+from neffcache_client.settings import ClientSettings, vendor_cache_disabled
+
+from neffcache_hook.launcher import find
+from neffcache_hook.launcher.log import Log, complain
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+    from types import FrameType
+    from typing import Any, NoReturn
+
+    from neffcache_hook.key.command import CompileCommand
+    from neffcache_hook.key.compute import ComputedKey
+    from neffcache_hook.key.identity import CompilerIdentity
+
+STOPPING_SIGNALS = (1, 2, 15)
+"""SIGHUP, SIGINT, SIGTERM: end the compile, exit 128+N. Those that were ignored at the start stay ignored."""
+
+
+class Caller:
+    """The process that started this launcher, watched from the first moment on."""
+
+    __slots__ = ("fd", "pid")
+
+    def __init__(self) -> None:
+        self.pid = os.getppid()
+        self.fd = -1
+        try:
+            self.fd = os.pidfd_open(self.pid)
+        except OSError:
+            return  # gone already, or a kernel before 5.3: `gone` then compares parents
+        if os.getppid() != self.pid:
+            # Died between the two calls, and its number may be a stranger's by now.
+            os.close(self.fd)
+            self.fd = -1
+
+    def gone(self) -> bool:
+        """True when the caller has died. A caller that is process 1 of a container never counts as dead."""
+        return os.getppid() != self.pid
+
+
+class Job:
+    """One compile, as far as it is known before the cache is asked."""
+
+    __slots__ = (
+        "argv",
+        "caller",
+        "cmd",
+        "compiler",
+        "computed",
+        "environ",
+        "identity",
+        "log",
+        "output",
+        "settings",
+        "started",
+    )
+
+    def __init__(self, caller: Caller, argv: list[str], environ: Mapping[str, str], compiler: str) -> None:
+        self.started = time.monotonic()
+        self.caller = caller
+        self.argv = argv
+        self.environ = environ
+        self.compiler = compiler
+        self.settings: ClientSettings
+        self.log: Log
+        self.cmd: CompileCommand
+        self.output: str
+        self.identity: CompilerIdentity | None = None
+        self.computed: ComputedKey | None = None
+
+    def record(self, verdict: str, **fields: Any) -> None:
+        """Note what became of this compile, for `neffcache stats`."""
+        from neffcache_client.records import record
+
+        record(self.settings.tier_dir, verdict=verdict, job=self.settings.job, rank=self.settings.rank, **fields)
+
+
+def main(argv: list[str], site_dirs: list[str]) -> NoReturn:
+    """Answer one call of `neuronx-cc`. `site_dirs`: where the packages are that a miss needs."""
+    caller = Caller()
+    _exit_on_signals()
+    environ = os.environ
+    compiler = find.real_compiler(environ.get("PATH", os.defpath))
+    if compiler is None:
+        complain(f"there is no {find.NAME} on PATH behind the neffcache launcher")
+        os._exit(127)
+    if environ.get(find.INNER) or "compile" not in argv:
+        find.become(compiler, argv, environ)
+    job = Job(caller, argv, environ, compiler)
+    _load_site_on_demand(site_dirs)
+    try:
+        job.settings = ClientSettings.from_env(environ)
+        job.log = Log(job.settings.tier_dir, job.settings.log)
+    except SettingsError as exc:
+        _without_cache(job, str(exc), strict=_strict(environ))
+    if not job.settings.active or vendor_cache_disabled(environ):
+        find.become(compiler, argv, environ)
+    try:
+        code = _answer(job)
+    except Exception as exc:
+        job.log.exception("WARNING: a fault in neffcache itself; compiling without the cache")
+        _without_cache(job, f"a fault in neffcache: {exc!r}", strict=job.settings.strict, quiet=True)
+    os._exit(code)
+
+
+def _answer(job: Job) -> int:
+    """The exit code of a compile that the cache may answer."""
+    if not _prepare(job):
+        find.become(job.compiler, job.argv, job.environ)
+    if job.computed is not None and job.computed.key and _local_hit(job, job.computed.key):
+        return 0
+    from neffcache_hook.launcher import compile as slow
+
+    return slow.serve(job)
+
+
+def _prepare(job: Job) -> bool:
+    """Parse, identify, compute the key. False: nothing for a cache, leave it to the compiler."""
+    from neffcache_hook.key.command import parse
+
+    cmd = parse(job.argv, job.environ)
+    if cmd is None or cmd.no_cache or not cmd.output:
+        return False
+    job.cmd = cmd
+    # The compiler would write through a symlink; a rename would replace it.
+    job.output = os.path.realpath(cmd.output) if os.path.islink(cmd.output) else cmd.output
+    if not _is_plain_file_target(job.output):
+        return False
+    from neffcache_hook.key.compute import compute_key
+    from neffcache_hook.key.identity import IdentityUnknown, identify
+
+    tier = job.settings.tier_dir
+    try:
+        job.identity = identify(job.compiler, os.path.join(tier, "identity"))
+    except IdentityUnknown as exc:
+        job.log.once(f"WARNING: {exc}; compiling without the cache")
+        return True
+    job.computed = compute_key(
+        cmd,
+        cwd=os.getcwd(),
+        environ=job.environ,
+        compiler=job.identity,
+        index_dir=os.path.join(tier, "index"),
+    )
+    return True
+
+
+def _local_hit(job: Job, key: str) -> bool:
+    from neffcache_client.errors import LocalTierError
+    from neffcache_client.local_tier import LocalTier
+
+    tier = LocalTier(job.settings.tier_dir, job.settings.local_max_bytes)
+    try:
+        artifact = tier.fetch(key, job.output)
+    except LocalTierError as exc:
+        # The output itself cannot be written: the compiler shall say so in its own words.
+        job.log(f"WARNING: {exc}")
+        return False
+    if artifact is None:
+        return False
+    job.record("local", key=key, bytes=artifact.size, saved_seconds=artifact.compile_seconds, exit_code=0)
+    if job.settings.log:
+        job.log(f"local hit {key[:12]} for {job.cmd.output} ({artifact.size} bytes)")
+    return True
+
+
+def _is_plain_file_target(output: str) -> bool:
+    """True when `output` is a regular file or absent, in a folder that exists: a rename replaces even a device."""
+    folder = os.path.dirname(output) or os.curdir
+    return os.path.isdir(folder) and (os.path.isfile(output) or not os.path.lexists(output))
+
+
+def _without_cache(job: Job, why: str, *, strict: bool, quiet: bool = False) -> NoReturn:
+    if strict:
+        complain(f"{why} (NEFFCACHE_STRICT=1, so nothing was compiled)")
+        os._exit(1)
+    if not quiet:
+        complain(f"{why}; compiling without the cache")
+    find.become(job.compiler, job.argv, job.environ)
+
+
+def _strict(environ: Mapping[str, str]) -> bool:
+    return environ.get("NEFFCACHE_STRICT", "").strip().lower() in ("1", "true", "yes", "on")
+
+
+def _exit_on_signals() -> None:
+    """Never die by a signal: the C++ caller takes that for success. Until `compile` installs its own handling."""
+    for number in STOPPING_SIGNALS:
+        if _signal.getsignal(number) != _signal.SIG_IGN:
+            _signal.signal(number, _exit_by_convention)
+
+
+def _exit_by_convention(number: int, frame: FrameType | None) -> NoReturn:
+    os._exit(128 + number)
+
+
+class _SiteOnDemand:
+    """A last finder that runs `site`, once, when an import fails without it."""
+
+    def __init__(self, site_dirs: list[str]) -> None:
+        self._site_dirs = site_dirs
+
+    def find_spec(self, name: str, path: object = None, target: object = None) -> Any:
+        if path is not None:
+            return None  # a module missing in a package that was found: no path of ours would help
+        sys.meta_path.remove(self)
+        import site
+        from importlib.machinery import PathFinder
+
+        site.main()
+        # With `-I` the user's site-packages stay out, though the package itself may live there.
+        sys.path += [folder for folder in self._site_dirs if folder not in sys.path]
+        return PathFinder.find_spec(name)
+
+
+def _load_site_on_demand(site_dirs: list[str]) -> None:
+    if sys.flags.no_site:
+        sys.meta_path.append(_SiteOnDemand(site_dirs))
