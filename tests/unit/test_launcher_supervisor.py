@@ -57,8 +57,8 @@ def _arguments(compiler: FakeCompiler, tmp_path: Path) -> list[str]:
 
 
 def test_exit_code_and_cost_are_reported(tmp_path: Path) -> None:
-    busy = "import time; x = bytearray(60 << 20); t = time.time()\nwhile time.time() - t < 0.5: pass\nraise SystemExit(3)"
-    running = Running(tmp_path, [sys.executable, "-IS", "-c", busy])
+    busy = ["import sys, time", "x = bytearray(60 << 20)", "t = time.time()", "while time.time() < t + 0.5: pass"]
+    running = Running(tmp_path, [sys.executable, "-IS", "-c", "\n".join([*busy, "sys.exit(3)"])])
     ended = running.result()
     assert ended.exit_code == 3
     assert ended.seconds >= 0.5
