@@ -44,19 +44,21 @@ class CacheClient:
     """Talks to one server in one namespace. Safe for use from several threads; close it when done."""
 
     def __init__(self, settings: ClientSettings) -> None:
+        """Connects to nothing yet. Raises ServerUnreachable for an address or certificates that cannot be used."""
         self.url = settings.url
         self.namespace = settings.namespace
-        self._origin = _origin(httpx.URL(settings.url))
         headers = {"user-agent": "neffcache"}
         if settings.token:
             headers["authorization"] = f"Bearer {settings.token}"
-        self._http = httpx.Client(
-            headers=headers,
-            timeout=httpx.Timeout(CALL_SECONDS, connect=CONNECT_SECONDS),
-            # Loading the certificates takes longer than a whole call to a plain http server. An empty context
-            # trusts nobody, so it cannot be misused for https.
-            verify=True if settings.url.startswith("https:") else ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT),
-        )
+        with _translated():
+            self._origin = _origin(httpx.URL(settings.url))
+            self._http = httpx.Client(
+                headers=headers,
+                timeout=httpx.Timeout(CALL_SECONDS, connect=CONNECT_SECONDS),
+                # Loading the certificates takes longer than a whole call to a plain http server. An empty context
+                # trusts nobody, so it cannot be misused for https.
+                verify=True if settings.url.startswith("https:") else ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT),
+            )
         self._bare: httpx.Client | None = None
 
     def close(self) -> None:
@@ -214,7 +216,8 @@ class CacheClient:
 
     def _bare_client(self) -> httpx.Client:
         if self._bare is None:
-            self._bare = httpx.Client(headers={"user-agent": "neffcache"})
+            with _translated():
+                self._bare = httpx.Client(headers={"user-agent": "neffcache"})
         return self._bare
 
     def _call(

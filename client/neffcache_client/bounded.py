@@ -21,6 +21,10 @@ class TimeIsUp(Exception):
     """The call did not end in time and was left behind."""
 
 
+class Interrupted(Exception):
+    """Something happened that matters more than the call, which was left behind."""
+
+
 class _Call(Generic[T]):
     def __init__(self, call: Callable[[], T], late: Callable[[T], None] | None) -> None:
         self.done = threading.Event()
@@ -58,26 +62,28 @@ def bounded(
     seconds: float | None,
     abort: threading.Event | None,
     late: Callable[[T], None] | None = None,
+    interrupt: Callable[[], bool] | None = None,
 ) -> T:
     """The result of `call`, or what it raises.
 
-    Raises TimeIsUp after `seconds` and Aborted within 100 ms of `abort`. A result that comes after that is handed
-    to `late` in the left-behind thread, for undoing what it means.
+    Raises TimeIsUp after `seconds`, and within 100 ms Aborted for `abort` and Interrupted for a true `interrupt`. A
+    result that comes after that is handed to `late` in the left-behind thread, for undoing what it means.
     """
     task = _Call(call, late)
     threading.Thread(target=task.run, name="neffcache-call", daemon=True).start()
     deadline = None if seconds is None else time.monotonic() + seconds
     while not task.done.is_set():
-        if abort is not None and abort.is_set():
-            if task.abandon():
-                raise Aborted
-            break
         left = _LOOK_SECONDS if deadline is None else min(_LOOK_SECONDS, deadline - time.monotonic())
-        if left <= 0:
-            if task.abandon():
-                raise TimeIsUp
-            break
-        task.done.wait(left)
+        reason: Exception | None = None
+        if abort is not None and abort.is_set():
+            reason = Aborted()
+        elif left <= 0:
+            reason = TimeIsUp()
+        elif interrupt is not None and interrupt():
+            reason = Interrupted()
+        if reason is not None and task.abandon():
+            raise reason
+        task.done.wait(max(left, 0.0))
     if task.error is not None:
         raise task.error
     return task.result

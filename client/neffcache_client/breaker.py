@@ -64,6 +64,10 @@ class Breaker:
         self._save(until, why)
         self._end_probe()
 
+    def given_up(self) -> None:
+        """The question was not answered either way (an abort): let the next process probe."""
+        self._end_probe()
+
     def _become_prober(self) -> bool:
         fd = open_private(self.path)
         if fd is None:

@@ -116,6 +116,19 @@ class HostLock:
             if peek() or time.monotonic() >= deadline:
                 return False
 
+    def arrived(self) -> bool:
+        """True when the lock came to a request that a `wait` left standing. Costs nothing, waits for nothing."""
+        if self._waiter is not None and (fd := self._waiter.wait(0)) is not None:
+            self._waiter = None
+            self._fd = fd
+            return True
+        return False
+
+    @property
+    def contended(self) -> bool:
+        """Another process holds the lock and this one's request for it stands."""
+        return self._fd is None and self._waiter is not None
+
     def read(self) -> LockRecord | None:
         """What the file says, None when it says nothing that can be trusted. Needs no lock."""
         fd = self._fd

@@ -50,8 +50,11 @@ class Spool:
     def __init__(self, tier_dir: str) -> None:
         self.folder = os.path.join(tier_dir, "spool")
 
-    def add(self, entry: SpoolEntry, neff: str) -> None:
-        """Keep `neff` for later, durably. A key that waits already is not added again. Raises LocalTierError."""
+    def add(self, entry: SpoolEntry, neff: str, *, link: bool) -> None:
+        """Keep `neff` for later, durably; with `link` as a hard link where that is possible.
+
+        Link only what nobody changes in place. A key that waits already is not added again. Raises LocalTierError.
+        """
         wire.check_key(entry.key)
         if any(name.startswith(entry.key) for name in self._names()):
             return
@@ -60,7 +63,8 @@ class Spool:
         temp = entry.path + ".tmp"
         try:
             os.makedirs(self.folder, exist_ok=True)
-            _link_or_copy(neff, entry.neff)
+            if not (link and _linked(neff, entry.neff)):
+                shutil.copyfile(neff, entry.neff)
             _sync(entry.neff)
             with open(temp, "w", encoding="utf-8") as f:
                 json.dump({k: v for k, v in asdict(entry).items() if k != "path"}, f)
@@ -109,11 +113,12 @@ class Spool:
         return entry
 
 
-def _link_or_copy(source: str, target: str) -> None:
+def _linked(source: str, target: str) -> bool:
     try:
         os.link(source, target)
     except OSError:
-        shutil.copyfile(source, target)
+        return False
+    return True
 
 
 def _sync(path: str) -> None:

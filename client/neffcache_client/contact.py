@@ -1,0 +1,222 @@
+"""Asking the server for a key, within bounds: what a hang, an outage or an abort may cost is decided here."""
+
+from __future__ import annotations
+
+import os
+import random
+import secrets
+import threading
+import time
+from collections.abc import Callable
+from typing import Any
+
+from neffcache_client.api import AnswerLost, CacheClient
+from neffcache_client.bounded import Interrupted, TimeIsUp, bounded
+from neffcache_client.errors import Aborted, CacheUnavailable, NeffcacheError, RequestRefused, ServerUnreachable
+from neffcache_client.heartbeat import Heart, LeaseView
+from neffcache_client.identity import boot_id, host_name
+from neffcache_client.results import Patience
+from neffcache_client.settings import ClientSettings
+from neffcache_client.wire import AcquireAnswer, AcquireRequest, Artifact, Holder
+
+Log = Callable[[str], None]
+_RETRY_SECONDS = (0.25, 0.5, 1.0, 2.0)
+_ASK_WHILE_COMPILING_SECONDS = 2.0
+
+
+class OutageTooLong(CacheUnavailable):
+    """The server was lost while another host compiled, for longer than a waiter's patience."""
+
+
+def this_holder(settings: ClientSettings) -> Holder:
+    """How this process introduces itself."""
+    job = settings.job[:255] if settings.job else None
+    return Holder(host=host_name(), boot=boot_id(), pid=os.getpid(), rank=settings.rank, job=job)
+
+
+class Contact:
+    """One key's conversation with the server under one lease id."""
+
+    def __init__(
+        self,
+        client: CacheClient,
+        settings: ClientSettings,
+        key: str,
+        factors: dict[str, Any] | None,
+        *,
+        abort: threading.Event,
+        patience: Patience,
+        log: Log,
+    ) -> None:
+        self.client = client
+        self.key = key
+        self.lease_id = secrets.token_hex(16)
+        self._factors = factors
+        self._holder = this_holder(settings)
+        self._can_compile = settings.mode == "readwrite"
+        self._abort = abort
+        self._patience = patience
+        self._log = log
+        self._told_at: float | None = None
+
+    def renew(self) -> None:
+        """A new lease id, for another try after a lease of ours has ended."""
+        self.lease_id = secrets.token_hex(16)
+
+    def first(self, *, supersedes: str | None, retry_failed: bool) -> AcquireAnswer:
+        """One question without waiting, 2 s in all. Raises CacheUnavailable, RequestRefused or Aborted."""
+        seconds = self._patience.first_contact
+        deadline = time.monotonic() + seconds
+        request = self.request(0.0, supersedes=supersedes, retry_failed=retry_failed)
+
+        def ask() -> AcquireAnswer:
+            try:
+                return self.client.acquire(self.key, request, seconds=seconds)
+            except AnswerLost:
+                # The server may have granted the lease: the same question gets the same answer, if time allows.
+                return self.client.acquire(self.key, request, seconds=max(0.1, deadline - time.monotonic()))
+
+        try:
+            return bounded(ask, seconds=seconds, abort=self._abort, late=self._undo)
+        except TimeIsUp:
+            raise ServerUnreachable(f"the cache server did not answer within {seconds:g} s") from None
+
+    def wait(
+        self, busy: AcquireAnswer, *, supersedes: Callable[[], str | None], interrupt: Callable[[], bool]
+    ) -> AcquireAnswer:
+        """The next answer after `busy`, asked for through errors.
+
+        `interrupt` is looked at all the time; when it is true the question is asked anew, with what `supersedes`
+        then says. Raises OutageTooLong after `Patience.outage` of nothing but errors, RequestRefused, Aborted.
+        """
+        self._tell(busy)
+        trouble_since: float | None = None
+        tries = 0
+        while True:
+            request = self.request(self._patience.poll, supersedes=supersedes())
+            asked = time.monotonic()
+            try:
+                answer = bounded(
+                    lambda request=request: self.client.acquire(self.key, request),  # type: ignore[misc]
+                    seconds=None,
+                    abort=self._abort,
+                    interrupt=interrupt,
+                )
+            except Interrupted:
+                continue
+            except CacheUnavailable as exc:
+                trouble_since = trouble_since if trouble_since is not None else asked
+                if time.monotonic() - trouble_since >= self._patience.outage:
+                    raise OutageTooLong(f"{exc}, for {self._patience.outage:g} s") from exc
+                self._sleep(_RETRY_SECONDS[min(tries, len(_RETRY_SECONDS) - 1)] * random.uniform(0.75, 1.25))
+                tries += 1
+                continue
+            if answer.state == "busy" and time.monotonic() - asked < 0.2:
+                # A server that does not wait shall not be asked in circles.
+                self._sleep(0.2)
+            return answer
+
+    def release(self) -> bool:
+        """Give the lease back, granted or not; True when the server confirmed. Bounded, never raises."""
+        seconds = self._patience.release
+        try:
+            bounded(lambda: self.client.release(self.lease_id, seconds=seconds), seconds=seconds, abort=None)
+        except RequestRefused:
+            return True
+        except (TimeIsUp, NeffcacheError):
+            return False
+        return True
+
+    def request(self, wait: float, *, supersedes: str | None = None, retry_failed: bool = False) -> AcquireRequest:
+        """The question, always under the same lease id."""
+        return AcquireRequest(
+            lease_id=self.lease_id,
+            holder=self._holder,
+            factors=self._factors,
+            wait_seconds=wait,
+            can_compile=self._can_compile,
+            supersedes=supersedes,
+            retry_failed=retry_failed,
+        )
+
+    def _undo(self, answer: AcquireAnswer) -> None:
+        # Nobody waits for this answer any more. Unreleased, the grant would hold others up until it runs out.
+        if answer.state == "leased":
+            self.release()
+
+    def _sleep(self, seconds: float) -> None:
+        if self._abort.wait(seconds):
+            raise Aborted
+
+    def _tell(self, busy: AcquireAnswer) -> None:
+        now = time.monotonic()
+        if self._told_at is not None and now - self._told_at < 60:
+            return
+        self._told_at = now
+        self._log(waiting_text(self.key, busy))
+
+
+def waiting_text(key: str, busy: AcquireAnswer) -> str:
+    """Who compiles, for how long, and when it may end."""
+    who = busy.holder
+    if who is None:
+        return f"waiting for {key[:12]}: nobody compiles it at present"
+    text = f"waiting for {key[:12]}: compiled by pid {who.pid} on {who.host}"
+    if who.rank is not None:
+        text += f", rank {who.rank}"
+    if who.job:
+        text += f", job {who.job}"
+    if busy.elapsed_seconds is not None:
+        text += f", for {busy.elapsed_seconds:.0f} s"
+    if busy.heartbeat_age_seconds is not None:
+        text += f", last heartbeat {busy.heartbeat_age_seconds:.0f} s ago"
+    if busy.eta_seconds is not None:
+        text += f", expected in {busy.eta_seconds:.0f} s"
+    return text
+
+
+class Asker:
+    """Keeps asking while a compile runs that nobody could be asked for.
+
+    A lease that is granted meanwhile is kept alive and makes the result publishable; a hit makes the compile
+    unnecessary.
+    """
+
+    def __init__(self, contact: Contact, view: LeaseView, log: Log) -> None:
+        self.leased = False
+        self.artifact: Artifact | None = None
+        self._contact = contact
+        self._view = view
+        self._log = log
+        self._stop = threading.Event()
+        self._heart: Heart | None = None
+        self._thread = threading.Thread(target=self._run, name="neffcache-asker", daemon=True)
+        self._thread.start()
+
+    def stop(self) -> None:
+        """No more questions. The heart of a granted lease goes on until `stop_heart`."""
+        self._stop.set()
+        self._thread.join(1.0)
+
+    def stop_heart(self) -> None:
+        """The lease has ended."""
+        if self._heart is not None:
+            self._heart.stop()
+
+    def _run(self) -> None:
+        while not self._stop.wait(_ASK_WHILE_COMPILING_SECONDS):
+            request = self._contact.request(0.0)
+            try:
+                answer = self._contact.client.acquire(self._contact.key, request)
+            except CacheUnavailable:
+                continue
+            except RequestRefused:
+                return
+            if answer.state == "leased":
+                self._heart = Heart(self._contact.client, self._contact.lease_id, self._view, self._log)
+                self.leased = True
+                return
+            if answer.state == "hit":
+                self.artifact = answer.artifact
+                self._view.not_needed.set()
+                return

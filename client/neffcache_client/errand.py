@@ -1,0 +1,483 @@
+"""One request for one key, from the local tier to the caller's file.
+
+local tier -> host leader -> local tier -> server -> hit:     download
+                                                     leased:  compile, publish
+                                                     busy:    wait, ask again
+                                                     failed:  hand the failure on
+any fault of the server -> compile under the host lock, keep locally, spool
+"""
+
+from __future__ import annotations
+
+import os
+import threading
+import time
+from collections.abc import Callable
+from typing import Any, Literal
+
+from neffcache_client.api import CacheClient
+from neffcache_client.bounded import bounded
+from neffcache_client.breaker import Breaker
+from neffcache_client.contact import Asker, Contact, OutageTooLong
+from neffcache_client.errors import (
+    Aborted,
+    CacheUnavailable,
+    LocalTierError,
+    NotAllowed,
+    RequestRefused,
+)
+from neffcache_client.heartbeat import Heart, LeaseView
+from neffcache_client.host_lock import HostLock
+from neffcache_client.local_tier import LocalTier, describe, place, remove_quietly, unique
+from neffcache_client.neff import NeffInfo
+from neffcache_client.publishing import Publisher, Warn
+from neffcache_client.results import CACHE_FAULT_EXIT, CompileResult, Obtained, Patience, failure_text
+from neffcache_client.settings import ClientSettings
+from neffcache_client.transfer import WrongBytes, download
+from neffcache_client.uploader import start_in_background
+from neffcache_client.wire import AcquireAnswer, Artifact, FailRequest
+
+Compile = Callable[[LeaseView], CompileResult]
+_MAX_COMPILES = 3
+_DYING_SECONDS = 1.0
+
+
+class Errand:
+    """Everything `NodeCache.obtain` does for one key. Use once: `run`, then read the figures."""
+
+    def __init__(
+        self,
+        settings: ClientSettings,
+        tier: LocalTier,
+        breaker: Breaker,
+        key: str,
+        factors: dict[str, Any],
+        *,
+        output: str,
+        compile: Compile,
+        expect_version: str | None,
+        expect_target: str | None,
+        retry_failed: bool,
+        abort: threading.Event,
+        log: Callable[[str], None],
+        warn: Warn,
+        patience: Patience,
+    ) -> None:
+        self.waited_seconds = 0.0
+        self.compile_seconds: float | None = None
+        self.corrupt = 0
+        self._settings = settings
+        self._tier = tier
+        self._breaker = breaker
+        self._key = key
+        self._factors = factors
+        self._output = output
+        self._compile_callable = compile
+        self._expect = {"expect_version": expect_version, "expect_target": expect_target}
+        self._retry_failed = retry_failed
+        self._abort = abort
+        self._log = log
+        self._warn = warn
+        self._patience = patience
+        self._publisher = Publisher(settings, tier, abort=abort, warn=warn)
+        self._lock = HostLock(settings.lock_dir, settings.namespace, key)
+        self._client: CacheClient | None = None
+        self._contact: Contact
+        self._may_be_leased = False
+        self._dead: str | None = None
+        self._waited = False
+        self._compiles = 0
+        self._last: CompileResult | None = None
+
+    def run(self) -> Obtained:
+        """Do it. Raises Aborted, LocalTierError when `output` cannot be written, and what `compile` raises."""
+        try:
+            if found := self._local("local"):
+                return found
+            return self._lead() or self._ask()
+        except BaseException:
+            if self._may_be_leased:
+                self._may_be_leased = not self._contact.release()
+            raise
+        finally:
+            # A lease that may live on keeps its record: the next leader supersedes it once this process is gone.
+            self._lock.release(clean=not self._may_be_leased)
+            if self._client is not None:
+                self._client.close()
+
+    # This host
+
+    def _local(self, verdict: str) -> Obtained | None:
+        before = self._tier.corrupt
+        artifact = self._tier.fetch(self._key, self._output)
+        self.corrupt += self._tier.corrupt - before
+        if artifact is None:
+            return None
+        return Obtained(
+            verdict="waited" if verdict == "waited" else "local",
+            bytes=artifact.size,
+            saved_seconds=artifact.compile_seconds,
+        )
+
+    def _lead(self) -> Obtained | None:
+        """Become this host's leader, or find that another one got the NEFF, or go on without after a TTL."""
+        if self._lock.try_lock() is not False:
+            return None
+        self._log(f"waiting for {self._key[:12]}: another process of this host is getting it")
+        return self._await_leader(lambda: False)
+
+    def _await_leader(self, patient: Callable[[], bool]) -> Obtained | None:
+        began = time.monotonic()
+        self._waited = True
+        try:
+            while True:
+                locked = self._lock.wait(
+                    self._patience.leader, abort=self._abort, peek=lambda: self._tier.contains(self._key)
+                )
+                if found := self._local("waited"):
+                    return found
+                if locked or not self._lock.contended or not patient():
+                    return None
+        finally:
+            self.waited_seconds += time.monotonic() - began
+
+    def _leader_runs(self) -> bool:
+        holder = self._lock.read()
+        return holder is not None and holder.runs()
+
+    def _dead_lease(self) -> str | None:
+        """The lease of a leader that died on this host, to be superseded. Once found it is named in every question."""
+        record = self._lock.read() if self._lock.held else None
+        if record is None or not record.lease_id or record.lease_id == self._contact.lease_id:
+            return self._dead
+        # The kernel drops a dying process's locks before the process is gone: look again for a moment.
+        deadline = time.monotonic() + _DYING_SECONDS
+        while not record.died():
+            if time.monotonic() > deadline:
+                return self._dead
+            if self._abort.wait(0.05):
+                raise Aborted
+        self._dead = record.lease_id
+        return self._dead
+
+    # The server
+
+    def _ask(self) -> Obtained:
+        if not self._breaker.allow():
+            return self._fallback("breaker_open", self._breaker.why or "the cache server could not be used just now")
+        try:
+            answer = self._first_contact()
+        except (CacheUnavailable, NotAllowed) as exc:
+            self._breaker.failed(str(exc))
+            return self._fallback("not_allowed" if isinstance(exc, NotAllowed) else "unreachable", str(exc))
+        except RequestRefused as exc:
+            self._breaker.succeeded()
+            return self._fallback("refused", str(exc))
+        except BaseException:
+            self._breaker.given_up()
+            raise
+        self._breaker.succeeded()
+        if self._settings.mode == "readwrite":
+            start_in_background(self._settings)
+        return self._follow(answer)
+
+    def _first_contact(self) -> AcquireAnswer:
+        self._client = CacheClient(self._settings)
+        self._contact = Contact(
+            self._client,
+            self._settings,
+            self._key,
+            self._factors,
+            abort=self._abort,
+            patience=self._patience,
+            log=self._log,
+        )
+        return self._acquire(retry_failed=self._retry_failed)
+
+    def _acquire(self, *, retry_failed: bool = False) -> AcquireAnswer:
+        dead = self._dead_lease()
+        # Written down before it is asked for: a death from here on leaves a name to supersede.
+        self._lock.write(self._contact.lease_id)
+        self._may_be_leased = True
+        answer = self._contact.first(supersedes=dead, retry_failed=retry_failed)
+        self._may_be_leased = answer.state in ("leased", "busy")
+        return answer
+
+    def _follow(self, answer: AcquireAnswer) -> Obtained:
+        blob_missing = 0
+        while True:
+            if answer.state == "hit" and answer.artifact is not None:
+                self._may_be_leased = False
+                found, reason = self._fetch(answer.artifact)
+                if found is not None:
+                    return found
+                blob_missing += reason == "blob_missing"
+                if reason != "blob_missing" or blob_missing > 1:
+                    return self._fallback(reason, "the artifact on the server cannot be used")
+                next_answer = self._again()
+            elif answer.state == "leased":
+                done = self._compile_leased()
+                if done is not None:
+                    return done
+                next_answer = self._again()
+            elif answer.state == "failed" and answer.failure is not None:
+                return self._failed(answer)
+            else:
+                if self._settings.mode != "readwrite" and answer.holder is None:
+                    return self._nobody_compiles()
+                next_answer = self._wait(answer)
+            if isinstance(next_answer, Obtained):
+                return next_answer
+            answer = next_answer
+
+    def _again(self) -> AcquireAnswer | Obtained:
+        """Ask under a new lease id, as somebody who never had one."""
+        self._contact.renew()
+        try:
+            return self._acquire()
+        except (CacheUnavailable, RequestRefused) as exc:
+            if self._last is not None:
+                return self._own_failure(self._last, "unreachable")
+            return self._fallback("unreachable", str(exc))
+
+    def _wait(self, busy: AcquireAnswer) -> AcquireAnswer | Obtained:
+        began = time.monotonic()
+        self._waited = True
+
+        def supersedes() -> str | None:
+            dead = self._dead_lease()
+            if self._lock.held:
+                self._lock.write(self._contact.lease_id)
+            return dead
+
+        try:
+            return self._contact.wait(busy, supersedes=supersedes, interrupt=self._lock.arrived)
+        except OutageTooLong as exc:
+            return self._compile_while_asking(str(exc))
+        except RequestRefused as exc:
+            return self._fallback("refused", str(exc))
+        finally:
+            self.waited_seconds += time.monotonic() - began
+
+    def _failed(self, answer: AcquireAnswer) -> Obtained:
+        failure = answer.failure
+        assert failure is not None
+        self._may_be_leased = False
+        if failure.kind == "exhausted" and self._last is not None:
+            return self._own_failure(self._last, "exhausted")
+        return Obtained(
+            verdict="failed",
+            exit_code=failure.exit_code or 1,
+            reason=failure.kind,
+            failure=failure,
+            message=failure_text(failure),
+        )
+
+    def _nobody_compiles(self) -> Obtained:
+        self._may_be_leased = False
+        if self._settings.mode == "require":
+            return self._missing("required", f"no NEFF for key {self._key} is in the cache")
+        return self._compile_privately("compiled", "readonly")
+
+    # A hit
+
+    def _fetch(self, artifact: Artifact) -> tuple[Obtained | None, str]:
+        """The artifact at `output`, or why not. One refetch: a broken transfer is not a broken artifact."""
+        temp = os.path.join(os.path.dirname(self._output) or ".", unique(".neffcache"))
+        reason = ""
+        assert self._client is not None
+        client = self._client
+        for _ in range(2):
+            try:
+                bounded(lambda: download(client, artifact, temp, abort=self._abort), seconds=None, abort=self._abort)
+            except WrongBytes as exc:
+                self.corrupt += 1
+                reason = "corrupt"
+                self._log(f"a damaged download was thrown away: {exc}")
+            except RequestRefused as exc:
+                return None, "blob_missing" if exc.status in (404, 410) else "refused"
+            except CacheUnavailable as exc:
+                reason = "download_failed"
+                self._log(f"a download failed: {exc}")
+            except OSError as exc:
+                raise LocalTierError(f"{self._output} cannot be written: {describe(exc)}") from exc
+            except Aborted:
+                remove_quietly(temp)
+                raise
+            else:
+                self._publisher.keep_artifact(self._key, temp, artifact)
+                self._place(temp)
+                return self._remote(artifact), ""
+        return None, reason
+
+    def _remote(self, artifact: Artifact) -> Obtained:
+        return Obtained(
+            verdict="waited" if self._waited else "remote",
+            bytes=artifact.size,
+            saved_seconds=artifact.compile_seconds,
+        )
+
+    # A compile
+
+    def _compile(self, view: LeaseView) -> CompileResult:
+        self._compiles += 1
+        result = self._compile_callable(view)
+        self.compile_seconds = (self.compile_seconds or 0.0) + result.seconds
+        if self._abort.is_set():
+            raise Aborted
+        self._last = result
+        return result
+
+    def _compile_leased(self) -> Obtained | None:
+        """Compile under the lease; None when the lease went back and this process asks like any other."""
+        assert self._client is not None
+        view = LeaseView()
+        heart = Heart(self._client, self._contact.lease_id, view, self._log)
+        try:
+            result = self._compile(view)
+            return self._finish(result, view) if result.kind == "ok" else self._report(result)
+        finally:
+            heart.stop()
+
+    def _finish(self, result: CompileResult, view: LeaseView) -> Obtained:
+        """Copies first, then the caller's file: the copies need it where it is."""
+        info, reason = self._publisher.judge(result, **self._expect)
+        if info is not None:
+            self._publisher.keep(self._key, result.output or "", info, result.seconds)
+            reason = "lease_lost" if view.lost else self._publish(result, info)
+        if reason in (None, "lease_lost"):
+            self._may_be_leased = False
+        elif reason != "spooled":
+            self._may_be_leased = not self._contact.release()
+        self._place(result.output)
+        return self._own_result(result, "compiled", reason)
+
+    def _publish(self, result: CompileResult, info: NeffInfo) -> str | None:
+        assert self._client is not None
+        entry = self._publisher.entry(self._key, self._factors, result, self._contact.lease_id)
+        why = self._publisher.publish(self._client, entry, result.output or "", info, self._patience)
+        if why == "spooled":
+            # The uploader goes on with this very lease, so that nobody compiles this again.
+            start_in_background(self._settings)
+        return why
+
+    def _report(self, result: CompileResult) -> Obtained | None:
+        kind: Literal["deterministic", "transient"] = (
+            "deterministic" if result.kind == "deterministic" else "transient"
+        )
+        request = FailRequest(
+            kind=kind, exit_code=result.exit_code, code=(result.code or "")[:64] or None, log_tail=result.log_tail
+        )
+        client = self._client
+        assert client is not None
+        lease_id = self._contact.lease_id
+        try:
+            bounded(lambda: client.fail(lease_id, request), seconds=self._patience.publish, abort=self._abort)
+            self._may_be_leased = False
+        except RequestRefused:
+            self._may_be_leased = False
+        except Aborted:
+            raise
+        except Exception as exc:
+            self._log(f"the failed compile could not be reported: {exc or type(exc).__name__}")
+            return self._own_failure(result, "unreachable")
+        if kind == "deterministic" or self._compiles >= _MAX_COMPILES:
+            return self._own_failure(result, kind)
+        self._log(f"the compile ended with {result.exit_code} for no reason of its own; asking again")
+        return None
+
+    def _compile_while_asking(self, why: str) -> Obtained:
+        if (refusal := self._refusal("server_lost", why)) is not None:
+            return refusal
+        view = LeaseView()
+        asker = Asker(self._contact, view, self._log)
+        try:
+            result = self._compile(view)
+            asker.stop()
+            if result.kind == "ok" and asker.leased:
+                return self._finish(result, view)
+        finally:
+            asker.stop()
+            asker.stop_heart()
+        if result.kind == "ok":
+            return self._keep_alone(result, "fallback", "server_lost")
+        if asker.artifact is not None:
+            found, _ = self._fetch(asker.artifact)
+            if found is not None:
+                return found
+        return self._own_failure(result, "server_lost")
+
+    # Without the server
+
+    def _refusal(self, reason: str, why: str) -> Obtained | None:
+        """What forbids a compile without the cache, if anything does; otherwise the one warning."""
+        if self._settings.mode == "require":
+            return self._missing(reason, f"the cache cannot be used ({why})")
+        if self._settings.strict:
+            return Obtained(
+                verdict="failed",
+                exit_code=CACHE_FAULT_EXIT,
+                reason=reason,
+                message=f"the cache cannot be used: {why} (NEFFCACHE_STRICT=1, so nothing was compiled)",
+            )
+        self._warn("fallback", f"the cache cannot be used, compiling without it: {why}")
+        return None
+
+    def _fallback(self, reason: str, why: str) -> Obtained:
+        if (refusal := self._refusal(reason, why)) is not None:
+            return refusal
+        return self._compile_privately("fallback", reason)
+
+    def _compile_privately(self, verdict: str, reason: str) -> Obtained:
+        if self._lock.contended and (found := self._await_leader(self._leader_runs)):
+            return found
+        if self._lock.held:
+            if self._tier.writable():
+                self._lock.write("")
+            else:
+                # Nothing will be left for the others of this host to find: let them compile side by side.
+                self._lock.release()
+        result = self._compile(LeaseView())
+        if result.kind != "ok":
+            return self._own_failure(result, reason)
+        return self._keep_alone(result, verdict, reason)
+
+    def _keep_alone(self, result: CompileResult, verdict: str, reason: str) -> Obtained:
+        info, unusable = self._publisher.judge(result, **self._expect)
+        if info is not None:
+            self._publisher.keep(self._key, result.output or "", info, result.seconds)
+            # A corrupt artifact and a refusal would meet the upload as they met this process.
+            if self._settings.mode == "readwrite" and reason not in ("refused", "corrupt"):
+                entry = self._publisher.entry(self._key, self._factors, result)
+                self._publisher.spool(entry, result.output or "")
+        self._place(result.output)
+        return self._own_result(result, verdict, unusable or reason)
+
+    # Ends
+
+    def _missing(self, reason: str, why: str) -> Obtained:
+        return Obtained(
+            verdict="failed",
+            exit_code=CACHE_FAULT_EXIT,
+            reason=reason,
+            message=f"{why} and NEFFCACHE_MODE=require forbids compiling",
+        )
+
+    def _own_result(self, result: CompileResult, verdict: str, reason: str | None) -> Obtained:
+        obtained = Obtained(verdict="fallback" if verdict == "fallback" else "compiled", reason=reason, result=result)
+        if self._settings.strict and reason in ("spooled", "not_spooled", "publish_refused"):
+            obtained.verdict = "failed"
+            obtained.exit_code = CACHE_FAULT_EXIT
+            obtained.message = "the NEFF was compiled but could not be published (NEFFCACHE_STRICT=1)"
+        return obtained
+
+    def _own_failure(self, result: CompileResult, reason: str) -> Obtained:
+        return Obtained(verdict="failed", exit_code=result.exit_code, reason=reason, result=result)
+
+    def _place(self, source: str | None) -> None:
+        if not source:
+            return
+        try:
+            place(source, self._output)
+        except OSError as exc:
+            raise LocalTierError(f"{self._output} cannot be written: {describe(exc)}") from exc
