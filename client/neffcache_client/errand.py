@@ -146,7 +146,7 @@ class Errand:
         return holder is not None and holder.runs()
 
     def _dead_lease(self) -> str | None:
-        """The lease of a leader that died on this host, to be superseded. Once found it is named in every question."""
+        """The lease of a leader that died on this host, to be superseded: once found, named in every question."""
         record = self._lock.read() if self._lock.held else None
         if record is None or not record.lease_id or record.lease_id == self._contact.lease_id:
             return self._dead

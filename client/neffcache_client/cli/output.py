@@ -1,0 +1,71 @@
+"""How commands talk: aligned tables for people, JSON for machines."""
+
+from __future__ import annotations
+
+import json
+import sys
+import time
+from collections.abc import Sequence
+from typing import Any
+
+_UNITS = ("B", "KiB", "MiB", "GiB", "TiB")
+
+
+def say(text: str = "") -> None:
+    """A line on stdout."""
+    sys.stdout.write(text + "\n")
+
+
+def say_json(value: Any) -> None:
+    """One JSON document on stdout."""
+    say(json.dumps(value, indent=2, sort_keys=True))
+
+
+def table(head: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
+    """Columns as wide as they must be; what looks like a number is on the right."""
+    widths = [max(len(row[i]) for row in [head, *rows]) for i in range(len(head))]
+    right = [all(_numeric(row[i]) for row in rows) and bool(rows) for i in range(len(head))]
+    lines = [
+        "  ".join(c.rjust(w) if r else c.ljust(w) for c, w, r in zip(row, widths, right, strict=True)).rstrip()
+        for row in [head, *rows]
+    ]
+    return "\n".join(lines)
+
+
+def pairs(rows: Sequence[tuple[str, str]], indent: str = "") -> str:
+    """Names and values, the values aligned."""
+    width = max((len(name) for name, _ in rows), default=0)
+    return "\n".join(f"{indent}{name.ljust(width)}  {value}" for name, value in rows)
+
+
+def size(count: float | None) -> str:
+    """Bytes for people: 12.3 MiB."""
+    if count is None:
+        return "-"
+    value = float(count)
+    for unit in _UNITS:
+        if value < 1024 or unit == _UNITS[-1]:
+            break
+        value /= 1024
+    return f"{value:.0f} {unit}" if unit == "B" else f"{value:.1f} {unit}"
+
+
+def seconds(value: float | None) -> str:
+    """A duration for people: 3.2 s, 12 min 5 s, 4 h 10 min."""
+    if value is None:
+        return "-"
+    if value < 100:
+        return f"{value:.1f} s"
+    whole = round(value)
+    if whole < 3600:
+        return f"{whole // 60} min {whole % 60} s"
+    return f"{whole // 3600} h {whole % 3600 // 60} min"
+
+
+def instant(unix: float | None) -> str:
+    """A point in time, in UTC."""
+    return time.strftime("%Y-%m-%d %H:%M:%S UTC", time.gmtime(unix)) if unix else "-"
+
+
+def _numeric(text: str) -> bool:
+    return text == "-" or text[:1].isdigit()
