@@ -14,6 +14,7 @@ from __future__ import annotations
 
 import importlib
 import re
+from collections.abc import Iterator
 from typing import Any
 
 from neffcache_hook.key.nki import References, canonical_config
@@ -45,7 +46,10 @@ _METADATA = {
     19: "source_end_column",
 }
 _METADATA_BYTES = (1, 2, 3, 10, 12, 16)
-_OPCODE = re.compile(rb"[a-z][a-z0-9-]*")
+_CHUNK = 4096
+_INSTRUCTION = 0x12
+"""The tag of field 2, of which a computation mostly consists."""
+_OPCODE = re.compile(r"[a-z][a-z0-9-]*")
 
 
 class NotHlo(ValueError):
@@ -59,10 +63,25 @@ def _message(file: Any, name: str, fields: list[tuple[int, str, str, bool]]) -> 
         declared.label = _F.LABEL_REPEATED if repeated else _F.LABEL_OPTIONAL
         if kind == "bytes":
             declared.type = _F.TYPE_BYTES
+        elif kind == "string":
+            declared.type = _F.TYPE_STRING
         elif kind == "int64":
             declared.type = _F.TYPE_INT64
         else:
             declared.type, declared.type_name = _F.TYPE_MESSAGE, f".neffcache.hlo.{kind}"
+
+
+def _unknown_counter() -> Any:
+    """A function telling how many undeclared fields a message holds, in whatever way this protobuf can."""
+    try:
+        return lambda message, of=importlib.import_module("google.protobuf.unknown_fields").UnknownFieldSet: len(
+            of(message)
+        )
+    except ImportError:
+        return lambda message: len(message.UnknownFields())
+
+
+_unknown_fields = _unknown_counter()
 
 
 def _build() -> Any:
@@ -75,7 +94,7 @@ def _build() -> Any:
         file,
         "Instruction",
         [
-            (2, "opcode", "bytes", False),
+            (2, "opcode", "string", False),
             (7, "metadata", "OpMetadata", False),
             (43, "backend_config", "bytes", False),
             (68, "frontend_attributes", "Map", False),
@@ -88,7 +107,7 @@ def _build() -> Any:
         [
             (1, "name", "bytes", False),
             (2, "entry_computation_name", "bytes", False),
-            (3, "computations", "Computation", True),
+            (3, "computations", "bytes", True),
             (5, "id", "int64", False),
             (7, "schedule", "Map", False),
             (13, "profile_info", "bytes", True),
@@ -98,10 +117,17 @@ def _build() -> Any:
     )
     pool = _descriptor_pool.DescriptorPool()
     pool.Add(file)
-    return _message_factory.GetMessageClass(pool.FindMessageTypeByName("neffcache.hlo.Module"))
+
+    def message_class(name: str) -> Any:
+        descriptor = pool.FindMessageTypeByName(f"neffcache.hlo.{name}")
+        # protobuf before 4.22, which Neuron images still carry, spells it differently.
+        modern = getattr(_message_factory, "GetMessageClass", None)
+        return modern(descriptor) if modern else _message_factory.MessageFactory(pool).GetPrototype(descriptor)
+
+    return message_class("Module"), message_class("Computation")
 
 
-_Module = _build()
+_Module, _Computation = _build()
 
 
 def canonicalise(data: bytes, found: References, ops: dict[str, int]) -> bytes:
@@ -109,20 +135,35 @@ def canonicalise(data: bytes, found: References, ops: dict[str, int]) -> bytes:
 
     Raises NotHlo for anything else, a wrapping HloProto included, and KernelUnclear.
     """
-    module = _Module()
-    try:
-        module.ParseFromString(data)
-    except _DecodeError as exc:
-        raise NotHlo("no protobuf message") from exc
+    module = _parse(_Module, data)
     _check_module(module)
     for field in ("name", "id", "profile_info", "stack_frame_index"):
         module.ClearField(field)
     for owner in ("schedule", "frontend_attributes"):
         if module.HasField(owner):
             _sort_map(getattr(module, owner))
-    for computation in module.computations:
-        _canonicalise_computation(computation, found, ops)
-    return bytes(module.SerializeToString(deterministic=True))
+    computations = list(module.computations)
+    module.ClearField("computations")
+    parts = [_serialised(module)]
+    del module
+    for computation in computations:
+        parts.append(b"\x1a")
+        parts.append(_canonicalise_computation(computation, found, ops))
+    # Each part under its length, so that none can pass for the end of another.
+    return b"".join(len(part).to_bytes(8, "little") + part for part in parts)
+
+
+def _parse(kind: Any, data: bytes) -> Any:
+    message = kind()
+    try:
+        message.ParseFromString(data)
+    except _DecodeError as exc:
+        raise NotHlo("no protobuf message") from exc
+    return message
+
+
+def _serialised(message: Any) -> bytes:
+    return bytes(message.SerializeToString(deterministic=True))
 
 
 def _check_module(module: Any) -> None:
@@ -138,16 +179,27 @@ def _check_module(module: Any) -> None:
         raise NotHlo("no computations")
 
 
-def _canonicalise_computation(computation: Any, found: References, ops: dict[str, int]) -> None:
-    instructions = computation.instructions
-    if not instructions:
+def _canonicalise_computation(computation: bytes, found: References, ops: dict[str, int]) -> bytes:
+    before = sum(ops.values())
+    pieces = []
+    for chunk in _chunks(computation):
+        message = _parse(_Computation, chunk)
+        _canonicalise_instructions(message.instructions, found, ops)
+        pieces.append(_serialised(message))
+    if sum(ops.values()) == before:
         raise NotHlo("a computation without instructions")
+    return b"".join(pieces)
+
+
+def _canonicalise_instructions(instructions: Any, found: References, ops: dict[str, int]) -> None:
     for instruction in instructions:
-        opcode = instruction.opcode
-        if not _OPCODE.fullmatch(opcode):
+        name = instruction.opcode
+        if name in ops:
+            ops[name] += 1
+        elif _OPCODE.fullmatch(name):
+            ops[name] = 1
+        else:
             raise NotHlo("an instruction without an opcode")
-        name = opcode.decode()
-        ops[name] = ops.get(name, 0) + 1
         if instruction.HasField("metadata"):
             _drop_metadata(instruction)
         if instruction.HasField("backend_config"):
@@ -158,11 +210,43 @@ def _canonicalise_computation(computation: Any, found: References, ops: dict[str
             _sort_map(instruction.frontend_attributes)
 
 
+def _chunks(message: bytes) -> Iterator[bytes]:
+    """A message cut between fields every `_CHUNK` fields: parsed whole, a graph takes eight times its size."""
+    start = at = count = 0
+    size = len(message)
+    while at < size:
+        if message[at] == _INSTRUCTION and at + 2 < size and message[at + 1] < 0x80:
+            at += 2 + message[at + 1]
+        else:
+            at = _skip_field(message, at)
+        count += 1
+        if count == _CHUNK:
+            yield message[start:at]
+            start, count = at, 0
+    yield message[start:]
+
+
+def _skip_field(data: bytes, at: int) -> int:
+    """Where the field at `at` ends; past the end of truncated data, which the parser then refuses."""
+    tag, at = _varint(data, at)
+    wire = tag & 7
+    if wire == 2:
+        length, at = _varint(data, at)
+        return at + length
+    if wire == 0:
+        return _varint(data, at)[1]
+    if wire in (1, 5):
+        return at + (8 if wire == 1 else 4)
+    raise NotHlo("a field of unknown kind")
+
+
 def _drop_metadata(instruction: Any) -> None:
+    """Drop the fields of `_METADATA`; a field that is not among them stays."""
     metadata = instruction.metadata
-    for field, _ in metadata.ListFields():
-        metadata.ClearField(field.name)
-    if not metadata.ByteSize():
+    if _unknown_fields(metadata):
+        for field, _ in metadata.ListFields():
+            metadata.ClearField(field.name)
+    else:
         instruction.ClearField("metadata")
 
 

@@ -10,6 +10,7 @@ hashed raw.
 
 from __future__ import annotations
 
+import io
 import re
 from collections.abc import Callable
 from typing import Any
@@ -24,6 +25,14 @@ BYTECODE_MAGIC = b"ML\xefR"
 _OP = re.compile(r'^ *(?:%[^"=]* = )?"([A-Za-z_][\w$.-]*)"', re.MULTILINE)
 _CONFIG = re.compile(r'backend_config = "((?:[^"\\]|\\.)*)"')
 _ESCAPE = re.compile(rb"\\([0-9A-Fa-f]{2}|.)", re.DOTALL)
+
+
+_CUSTOM_CALL_DEFAULTS = {
+    "api_version": "1 : i32",
+    "called_computations": "[]",
+    "has_side_effect": "false",
+    "output_operand_aliases": "[]",
+}
 
 
 class NoBinding(ImportError):
@@ -51,13 +60,15 @@ def _iree() -> tuple[Any, Any]:
 
 def _jaxlib() -> tuple[Any, Any]:
     from jaxlib.mlir import ir
-    from jaxlib.mlir._mlir_libs import _jax_mlir_ext
+    from jaxlib.mlir._mlir_libs import _chlo, _jax_mlir_ext, _stablehlo
 
     registry = ir.DialectRegistry()
     _jax_mlir_ext.register_dialects(registry)
     context = ir.Context()
     context.append_dialect_registry(registry)
     context.load_all_available_dialects()
+    _stablehlo.register_dialect(context, True)
+    _chlo.register_dialect(context, True)
     return ir, context
 
 
@@ -103,13 +114,56 @@ def _generic_text(ir: Any, context: Any, data: bytes) -> str:
     with context, ir.Location.unknown():
         module = ir.Module.parse(data)
         operation = module.operation
+        if data.startswith(BYTECODE_MAGIC):
+            _check_whole(operation, data)
         if "sym_name" in operation.attributes:
             del operation.attributes["sym_name"]
+        _drop_defaults(ir, operation, b"custom_call" in data)
         text: str = operation.get_asm(
             print_generic_op_form=True, enable_debug_info=False, use_local_scope=True, large_elements_limit=None
         )
         del operation, module
     return text
+
+
+def _check_whole(operation: Any, data: bytes) -> None:
+    """Raise NotMlir unless the binding writes the module back as it read it, but for the producer's name.
+
+    A binding that is older than the writer reads the properties that it knows and passes over those appended
+    since (seen: jaxlib 0.10.2 reading torch-mlir's custom calls and collectives). Two graphs that differ there
+    would get one digest.
+    """
+    again = io.BytesIO()
+    # The version is a varint with its length in the low bits; MLIR is at 6, one byte lasts until 127.
+    operation.write_bytecode(again, desired_version=data[4] >> 1)
+    if _after_producer(again.getvalue()) != _after_producer(data):
+        raise NotMlir("the binding does not write back what it read")
+
+
+def _after_producer(data: bytes) -> bytes:
+    return data[4:5] + data[data.index(b"\0") :]
+
+
+def _drop_defaults(ir: Any, operation: Any, custom_calls: bool) -> None:
+    """Take out attributes that a printed module leaves out and that mean the same as none."""
+    for op in operation.regions[0].blocks[0].operations:
+        if op.operation.name == "func.func":
+            for name in ("arg_attrs", "res_attrs"):
+                attributes = op.operation.attributes
+                if name in attributes and all(len(ir.DictAttr(one)) == 0 for one in ir.ArrayAttr(attributes[name])):
+                    del attributes[name]
+    if not custom_calls:
+        return
+
+    def visit(op: Any) -> Any:
+        if op.name == "stablehlo.custom_call":
+            attributes = op.attributes
+            for name, default in _CUSTOM_CALL_DEFAULTS.items():
+                if name in attributes and str(attributes[name]) == default:
+                    del attributes[name]
+        return ir.WalkResult.ADVANCE
+
+    operation.walk(visit)
 
 
 def _replace_kernels(text: str, found: References) -> str:
