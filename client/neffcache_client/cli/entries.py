@@ -39,7 +39,8 @@ def run(args: argparse.Namespace) -> int:
 
 
 def _ls(client: CacheClient, args: argparse.Namespace) -> int:
-    entries, total = [], 0
+    entries: list[Entry] = []
+    total = 0
     after: str | None = None
     while len(entries) < args.limit:
         page = client.entries(limit=min(_PAGE, args.limit - len(entries)), after=after)

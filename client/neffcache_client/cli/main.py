@@ -102,7 +102,7 @@ class _Version(argparse.Action):
     def __call__(self, parser: argparse.ArgumentParser, *args: Any, **kwargs: Any) -> None:
         from importlib.metadata import version
 
-        print(f"neffcache {version('neffcache')}")  # noqa: T201  the command line's own voice
+        print(f"neffcache {version('neffcache')}")
         parser.exit()
 
 
@@ -115,7 +115,7 @@ def _not_installed(name: str, command: Command, exc: ModuleNotFoundError) -> int
 
 
 def _complain(message: str, code: int) -> int:
-    print(f"neffcache: {message}", file=sys.stderr)  # noqa: T201  the command line's own voice
+    print(f"neffcache: {message}", file=sys.stderr)
     return code
 
 

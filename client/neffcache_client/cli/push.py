@@ -17,7 +17,7 @@ def register(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) ->
     parser = subparsers.add_parser(
         "push",
         help="upload what was compiled while the server was away",
-        description="Uploads the spool of this host's local folder. Exit code 0: it is empty now; 1: something stays.",
+        description="Uploads the spool of the local folder. Exit code 0: it is empty now; 1: something stays.",
     )
     parser.add_argument("--json", action="store_true", help="for machines")
 
