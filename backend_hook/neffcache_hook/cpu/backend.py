@@ -3,23 +3,27 @@
 AOTAutograd -> FX -> StableHLO bytecode -> the folder of NEFFs -> `neuronx-cc` found on PATH -> run. Forward and
 backward are two graphs, each with a NEFF of its own. Where torch_neuronx is installed, its own backend is used.
 
-In ranks forked from one process: import torch and this module in the parent, call `torch.set_num_threads(1)` there,
-run no tensor code that starts threads before the fork, and compile in the children only. MLIR contexts and IREE's
-runtime are made per process, in the child, and start no threads.
+In ranks forked from one process: set OPENBLAS_NUM_THREADS=1 before numpy is imported (it starts a pool otherwise),
+call `torch.set_num_threads(1)` and `preload()` in the parent, and compile in the children only. Importing and lowering
+start no threads; running a graph starts one of IREE's, in the process that runs it.
 """
 
 from __future__ import annotations
 
+import contextlib
+import functools
+import importlib
+import os
 import time
 from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
+from neffcache_client.errors import NeffInvalid
 from torch._dynamo.backends.common import aot_autograd
 from torch.fx import GraphModule
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
-from neffcache_client.errors import NeffInvalid
 from neffcache_hook.cpu import neff_folder
 from neffcache_hook.cpu.errors import CpuToolchainError
 from neffcache_hook.cpu.lowering import Lowered, lower
@@ -54,11 +58,20 @@ def neuron(gm: GraphModule, example_inputs: Sequence[Any], **_options: Any) -> C
     """
     vendor = _vendor_backend()
     if vendor is not None:
-        return vendor(gm, example_inputs, **_options)
+        run: Callable[..., Any] = vendor(gm, example_inputs, **_options)
+        return run
     # The fused attention kernels, above all their backward, have no lowering; their math form has.
     with sdpa_kernel(SDPBackend.MATH):
         backend = aot_autograd(fw_compiler=_compile_graph, decompositions=_decompositions())
         return backend(gm, example_inputs)
+
+
+def preload() -> None:
+    """Import everything that compiling and running need, so that forked ranks find it there. Starts no thread."""
+    for name in ("iree.runtime", "torch_mlir.extras.fx_importer", "torch_mlir.passmanager"):
+        importlib.import_module(name)
+
+    _decompositions()
 
 
 def _vendor_backend() -> Callable[..., Any] | None:
@@ -91,14 +104,30 @@ def _compile_graph(gm: GraphModule, _example_inputs: Sequence[Any]) -> Callable[
 
 
 def _load(lowered: Lowered) -> Program:
+    try:
+        return _obtain_and_load(lowered)
+    except NeffInvalid:
+        # The vendor's folder takes any non-empty file, so a NEFF cut short by a full disk would stay there for good.
+        path = neff_folder.neff_path(neff_folder.file_key(lowered.op_digest, lowered.bytecode))
+        with contextlib.suppress(FileNotFoundError):
+            os.unlink(path)
+        return _obtain_and_load(lowered)
+
+
+def _obtain_and_load(lowered: Lowered) -> Program:
     started = time.perf_counter()
     with neff_folder.obtain(lowered.op_digest, lowered.bytecode) as neff:
         obtained = time.perf_counter()
         program = Program(neff.path)
-    took = obtained - started
-    loaded = time.perf_counter() - obtained
+        loaded = time.perf_counter()
     graph_log.append(
-        GraphRecord(lowered, neff.key, from_folder=neff.from_folder, obtained=took, loaded=loaded)
+        GraphRecord(
+            lowered,
+            neff.key,
+            from_folder=neff.from_folder,
+            obtained=obtained - started,
+            loaded=loaded - obtained,
+        )
     )
     return program
 
@@ -120,6 +149,7 @@ def _boxed(run: Callable[[list[torch.Tensor]], list[Any]]) -> Callable[[list[tor
     return call
 
 
+@functools.cache
 def _decompositions() -> dict[Any, Callable[..., Any]]:
     from torch._decomp import get_decompositions
     from torch_mlir.extras.fx_decomp_util import get_decomposition_table

@@ -182,6 +182,7 @@ def _run_iree(source: bytes) -> bytes:
         _iree_compile(),
         "-",
         "--iree-input-type=stablehlo",
+        "--iree-input-demote-f64-to-f32=false",
         "--iree-hal-target-device=local",
         "--iree-hal-local-target-device-backends=llvm-cpu",
         f"--iree-llvmcpu-target-triple={machine}-unknown-linux-gnu",

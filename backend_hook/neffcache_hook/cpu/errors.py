@@ -1,10 +1,10 @@
 """What the CPU stand-in raises on purpose; part of the client's tree of errors.
 
-    NeffcacheError
-    └── CpuToolchainError
-        ├── UnsupportedGraph    the graph cannot be lowered; names the operation
-        ├── CompilerFailed      `neuronx-cc` exited with an error; carries `exit_code` and `code`
-        └── NeffNotRunnable     a valid NEFF, but not one that this CPU can run
+NeffcacheError
+└── CpuToolchainError
+    ├── UnsupportedGraph    the graph cannot be lowered; names the operation
+    ├── CompilerFailed      `neuronx-cc` exited with an error; carries `exit_code` and `code`
+    └── NeffNotRunnable     a valid NEFF, but not one that this CPU can run
 """
 
 from __future__ import annotations

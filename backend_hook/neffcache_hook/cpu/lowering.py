@@ -11,7 +11,7 @@ import hashlib
 import io
 import re
 import time
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch.fx import GraphModule, Node
@@ -23,8 +23,21 @@ _PASSES = (
     "torchdynamo-export-to-torch-backend-pipeline{extra-library=})",
     "builtin.module(torch-backend-to-stablehlo-backend-pipeline{allow-non-finites=true})",
 )
-_OPERATION = re.compile(r"(?:'(?:torch\.)?|\"torch\.|torch\.operator \")((?:aten|prims|torchvision|[a-z_]\w*)\.[\w.]+)")
+_OPERATION = (
+    re.compile(r'name = "torch\.([\w.]+)"'),
+    re.compile(r"operation 'torch\.([\w.]+)'"),
+    re.compile(r"'((?:stablehlo|chlo|torch)\.[\w.]+)'"),
+)
 _MAX_DIAGNOSTIC = 300
+
+
+class Result(NamedTuple):
+    """One tensor that the compiled function returns."""
+
+    shape: tuple[int, ...]
+    stride: tuple[int, ...]
+    """As eager would have it; the program itself returns contiguous memory."""
+    dtype: torch.dtype
 
 
 class Lowered:
@@ -32,11 +45,10 @@ class Lowered:
 
     __slots__ = ("bytecode", "op_digest", "outputs", "results", "seconds")
 
-    def __init__(self, outputs: list[tuple[str, Any]], results: list[tuple[tuple[int, ...], torch.dtype]]) -> None:
+    def __init__(self, outputs: list[tuple[str, Any]], results: list[Result]) -> None:
         self.outputs = outputs
         """One per output of the graph: ("result", index), ("input", index) or ("constant", value)."""
         self.results = results
-        """Shape and dtype of what the compiled function returns."""
         self.bytecode = b""
         """Empty when nothing is left to compile: every output is an input or a constant."""
         self.op_digest = ""
@@ -52,7 +64,8 @@ def lower(gm: GraphModule) -> Lowered:
     started = time.perf_counter()
     graph = torch.fx.Graph()
     graph.output(graph.graph_copy(gm.graph, {}))
-    _reject_dynamic(graph)
+    for node in graph.nodes:
+        _reject_unsupported(node)
     own = GraphModule(gm, graph)
     lowered = _take_outputs_apart(own)
     if lowered.results:
@@ -61,17 +74,26 @@ def lower(gm: GraphModule) -> Lowered:
     return lowered
 
 
-def _reject_dynamic(graph: torch.fx.Graph) -> None:
-    for node in graph.nodes:
-        value = node.meta.get("val")
-        sizes = [value] if isinstance(value, torch.SymInt) else list(getattr(value, "shape", ()))
-        if any(isinstance(s, torch.SymInt) and not s.node.is_constant() for s in sizes):
-            raise UnsupportedGraph(
-                f"{_place(node)} has a dynamic shape, which Neuron graphs cannot have: "
-                "use torch.compile(..., dynamic=False) and inputs of fixed sizes"
-            )
-        if node.op == "placeholder" and not isinstance(value, torch.Tensor):
-            raise UnsupportedGraph(f"input {node.name} is {type(value).__name__}, not a tensor")
+def _reject_unsupported(node: Node) -> None:
+    """What torch-mlir or IREE would take and get wrong, or would refuse without a word on where it came from."""
+    value = node.meta.get("val")
+    sizes = [value] if isinstance(value, torch.SymInt) else list(getattr(value, "shape", ()))
+    if any(isinstance(s, torch.SymInt) and not s.node.is_constant() for s in sizes):
+        raise UnsupportedGraph(
+            f"{node.name}{_place(node)} has a dynamic shape, which Neuron graphs cannot have: "
+            "use torch.compile(..., dynamic=False) and inputs of fixed sizes"
+        )
+    if node.op == "placeholder" and not isinstance(value, torch.Tensor):
+        raise UnsupportedGraph(f"input {node.name} is {type(value).__name__}, not a tensor")
+    if isinstance(node.target, torch._ops.HigherOrderOperator):
+        inner = next((a for a in node.args if isinstance(a, torch._ops.OpOverload)), "")
+        raise UnsupportedGraph(f"the CPU stand-in cannot lower {node.target} {inner}{_place(node)}")
+    if isinstance(node.target, torch._ops.OpOverload) and torch.Tag.nondeterministic_seeded in node.target.tags:
+        # Compiled, it would give the same numbers at every call.
+        raise UnsupportedGraph(
+            f"the CPU stand-in cannot lower {node.target}{_place(node)}: it has no random numbers "
+            "(for dropout: set its probability to 0)"
+        )
 
 
 def _take_outputs_apart(gm: GraphModule) -> Lowered:
@@ -94,7 +116,11 @@ def _take_outputs_apart(gm: GraphModule) -> Lowered:
     output.args = (tuple(kept),)
     gm.graph.eliminate_dead_code()
     gm.recompile()
-    return Lowered(plan, [(tuple(int(s) for s in n.meta["val"].shape), n.meta["val"].dtype) for n in kept])
+    return Lowered(plan, [_result(n.meta["val"]) for n in kept])
+
+
+def _result(value: torch.Tensor) -> Result:
+    return Result(tuple(map(int, value.shape)), tuple(map(int, value.stride())), value.dtype)
 
 
 def _to_stablehlo(gm: GraphModule) -> tuple[bytes, str]:
@@ -106,37 +132,51 @@ def _to_stablehlo(gm: GraphModule) -> tuple[bytes, str]:
     context = ir.Context()
     # Threads would make the order of constants a matter of luck, and must not exist in a process that forks ranks.
     context.enable_multithreading(False)
-    context.emit_error_diagnostics = True
     torch_dialect.register_dialect(context)
+    errors: list[tuple[str, str]] = []
+    # Otherwise MLIR prints them, and a pass that reports an error without failing goes unnoticed.
+    context.emit_error_diagnostics = True
+
+    def note(diagnostic: Any) -> bool:
+        if diagnostic.severity == ir.DiagnosticSeverity.ERROR:
+            errors.append((str(diagnostic.location), str(diagnostic.message)))
+        return True
+
+    context.attach_diagnostic_handler(note)
     importer = FxImporter(context=context)
     try:
         importer.import_stateless_graph(gm.graph, func_name="main")
         module = importer.module.operation
         for pipeline in _PASSES:
             PassManager.parse(pipeline, context=context).run(module)
+            if errors:
+                raise _unsupported(errors)
+    except UnsupportedGraph:
+        raise
     except Exception as exc:  # torch-mlir raises assertion, type, MLIR and not-implemented errors alike
-        raise _unsupported(gm, exc) from None
+        raise _unsupported(errors or [("", str(exc))]) from None
     raw = io.BytesIO()
     module.write_bytecode(raw)
     text = module.get_asm(enable_debug_info=False)
     return raw.getvalue(), hashlib.sha256(text.encode()).hexdigest()
 
 
-def _unsupported(gm: GraphModule, exc: Exception) -> UnsupportedGraph:
-    diagnostics = " ".join(str(exc).split())
-    names = [m for m in _OPERATION.findall(diagnostics) if not m.startswith(("func.", "builtin."))]
-    name = names[0] if names else ""
-    node = next((n for n in gm.graph.nodes if name and _aten_name(n).startswith(name)), None)
-    if name:
-        where = f" ({_place(node)})" if node is not None else ""
-        return UnsupportedGraph(f"the CPU stand-in cannot lower {name}{where}: torch-mlir has no StableHLO form for it")
-    return UnsupportedGraph(f"the CPU stand-in cannot lower this graph: {diagnostics[:_MAX_DIAGNOSTIC]}")
-
-
-def _aten_name(node: Node) -> str:
-    return str(node.target).removeprefix("torch.ops.") if node.op == "call_function" else ""
+def _unsupported(errors: list[tuple[str, str]]) -> UnsupportedGraph:
+    location, message = errors[0]
+    message = " ".join(message.split())
+    file = re.search(r'"([^"]+)":(\d+)', location)
+    where = f" ({file.group(1)}:{file.group(2)})" if file else ""
+    for pattern in _OPERATION:
+        if found := pattern.search(message):
+            what = found.group(1)
+            if pattern is not _OPERATION[-1]:
+                return UnsupportedGraph(
+                    f"the CPU stand-in cannot lower {what}{where}: torch-mlir has no StableHLO form for it"
+                )
+            return UnsupportedGraph(f"the CPU stand-in cannot lower {what}{where}: {message[:_MAX_DIAGNOSTIC]}")
+    return UnsupportedGraph(f"the CPU stand-in cannot lower this graph{where}: {message[:_MAX_DIAGNOSTIC]}")
 
 
 def _place(node: Node) -> str:
     frames = re.findall(r'File "([^"]+)", line (\d+)', node.meta.get("stack_trace") or "")
-    return f"{node.name}, {frames[-1][0]}:{frames[-1][1]}" if frames else str(node.name)
+    return f" ({frames[-1][0]}:{frames[-1][1]})" if frames else ""

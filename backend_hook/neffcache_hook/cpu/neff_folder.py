@@ -19,6 +19,7 @@ import time
 from collections.abc import Iterator
 
 from neffcache_client.settings import DEFAULT_CACHE_DIR, DEFAULT_LOCK_DIR, vendor_cache_disabled
+
 from neffcache_hook.cpu.errors import CompilerFailed
 
 TARGET = "trn2"

@@ -1,23 +1,27 @@
 """Runs the NEFFs of the stand-in compiler: torch tensors in, torch tensors out.
 
-Everything of IREE's is made on first use and made again in a forked child, so a parent that has only imported this
-module (or even run a graph) may fork ranks. The device is IREE's synchronous one: no threads.
+The device is IREE's synchronous one, made when the first program is loaded; it keeps one thread. A process may fork
+all the same: what the child inherits is given up there, and programs are loaded again when the child runs them.
 """
 
 from __future__ import annotations
 
+import ctypes
 import json
 import math
 import os
+import weakref
 from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
 import torch
-
+from neffcache_client.errors import NeffInvalid
 from neffcache_client.neff import check_neff, extract_members
+
 from neffcache_hook.cpu.compiler import PROGRAM
 from neffcache_hook.cpu.errors import NeffNotRunnable
+from neffcache_hook.cpu.lowering import Result
 
 
 class _Machine:
@@ -29,7 +33,6 @@ class _Machine:
 
         # Objects that live as long as the process would be reported on stderr when it ends.
         _binding.disable_leak_checker()
-        self.pid = os.getpid()
         self.rt: Any = rt
         self.instance: Any = rt.VmInstance()
         self.device: Any = rt.get_driver("local-sync").create_default_device()
@@ -49,13 +52,42 @@ class _Machine:
 
 
 _machine: _Machine | None = None
+_programs: weakref.WeakSet[Program] = weakref.WeakSet()
 
 
 def _this_machine() -> _Machine:
     global _machine
-    if _machine is None or _machine.pid != os.getpid():
+    if _machine is None:
         _machine = _Machine()
     return _machine
+
+
+def _give_up_inherited() -> None:
+    """Leak, in a forked child, what the parent made: destroying it would wait for a thread that was not forked."""
+    global _machine
+    for thing in (_machine, *(p.loaded for p in _programs)):
+        if thing is not None:
+            ctypes.pythonapi.Py_IncRef(ctypes.py_object(thing))
+    _machine = None
+    for program in _programs:
+        program.loaded = None
+
+
+os.register_at_fork(after_in_child=_give_up_inherited)
+
+
+class _Loaded:
+    """A program in IREE's hands."""
+
+    def __init__(self, binary: bytes) -> None:
+        self.machine = m = _this_machine()
+        try:
+            module = m.rt.VmModule.copy_buffer(m.instance, binary)
+        except (RuntimeError, ValueError) as exc:
+            raise NeffNotRunnable(f"the program does not load: {str(exc).strip().splitlines()[0]}") from None
+        hal = m.rt.create_hal_module(m.instance, m.device)
+        self.context: Any = m.rt.VmContext(m.instance, modules=[hal, module])
+        self.function: Any = module.lookup_function("main")
 
 
 class Program:
@@ -69,41 +101,32 @@ class Program:
         check_neff(path)
         try:
             members = extract_members(path, (PROGRAM, "info.json"))
-        except Exception as exc:
+        except NeffInvalid as exc:
             raise NeffNotRunnable(f"{path} was not made by the CPU stand-in compiler: {exc}") from None
         self.info: dict[str, Any] = json.loads(members["info.json"])
         built_for, here = self.info.get("machine"), os.uname().machine
         if built_for != here:
             raise NeffNotRunnable(f"{path} was compiled for {built_for}, this machine is {here}")
         self._binary = members[PROGRAM]
-        self._owner: _Machine | None = None
-        self._load()
+        self.loaded: _Loaded | None = _Loaded(self._binary)
+        _programs.add(self)
 
-    def _load(self) -> None:
-        m = _this_machine()
-        module = m.rt.VmModule.copy_buffer(m.instance, self._binary)
-        hal = m.rt.create_hal_module(m.instance, m.device)
-        self._context = m.rt.VmContext(m.instance, modules=[hal, module])
-        self._function = module.lookup_function("main")
-        self._owner = m
+    def __call__(self, inputs: Sequence[torch.Tensor], results: Sequence[Result]) -> list[torch.Tensor]:
+        """Run. `results` says what the program returns; the tensors share memory with IREE's buffers.
 
-    def __call__(
-        self, inputs: Sequence[torch.Tensor], results: Sequence[tuple[tuple[int, ...], torch.dtype]]
-    ) -> list[torch.Tensor]:
-        """Run. `results` are the shapes and dtypes to give back; outputs share memory with IREE's buffers."""
-        if self._owner is not _this_machine():
-            self._load()
-        m = self._owner
-        assert m is not None
+        Raises NeffNotRunnable when the program does not fit the inputs or results.
+        """
+        loaded = self.loaded or _Loaded(self._binary)
+        self.loaded, m = loaded, loaded.machine
         args = m.rt.VmVariantList(len(inputs))
         for tensor in inputs:
             args.push_ref(_to_buffer(m, tensor))
         out = m.rt.VmVariantList(len(results))
-        self._context.invoke(self._function, args, out)
-        return [
-            _to_tensor(out.get_as_object(i, m.rt.HalBufferView), shape, dtype)
-            for i, (shape, dtype) in enumerate(results)
-        ]
+        try:
+            loaded.context.invoke(loaded.function, args, out)
+        except (RuntimeError, ValueError) as exc:
+            raise NeffNotRunnable(f"the program failed: {str(exc).strip().splitlines()[0]}") from None
+        return [_to_tensor(out.get_as_object(i, m.rt.HalBufferView), result) for i, result in enumerate(results)]
 
 
 def _to_buffer(m: _Machine, tensor: torch.Tensor) -> Any:
@@ -121,12 +144,15 @@ def _to_buffer(m: _Machine, tensor: torch.Tensor) -> Any:
     return m.rt.HalBufferView(buffer, list(tensor.shape), element).ref
 
 
-def _to_tensor(view: Any, shape: tuple[int, ...], dtype: torch.dtype) -> torch.Tensor:
+def _to_tensor(view: Any, result: Result) -> torch.Tensor:
     size = view.byte_length
+    if size != math.prod(result.shape) * result.dtype.itemsize:
+        raise NeffNotRunnable(f"the program returned {size} bytes for a tensor of {result.shape} {result.dtype}")
     if size == 0:
-        return torch.empty(shape, dtype=dtype)
-    if size != math.prod(shape) * dtype.itemsize:
-        raise NeffNotRunnable(f"the program returned {size} bytes for a tensor of {tuple(shape)} {dtype}")
+        return torch.empty(result.shape, dtype=result.dtype)
     # The array keeps the mapping, and with it IREE's buffer, alive for as long as the tensor lives.
     raw = torch.from_numpy(view.map().asarray([size], np.dtype(np.uint8)))
-    return raw.view(dtype).reshape(shape)
+    tensor = raw.view(result.dtype).reshape(result.shape)
+    if tensor.stride() == result.stride:
+        return tensor
+    return torch.empty_strided(result.shape, result.stride, dtype=result.dtype).copy_(tensor)
