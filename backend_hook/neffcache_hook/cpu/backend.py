@@ -4,8 +4,8 @@ AOTAutograd -> FX -> StableHLO bytecode -> the folder of NEFFs -> `neuronx-cc` f
 backward are two graphs, each with a NEFF of its own. Where torch_neuronx is installed, its own backend is used.
 
 In ranks forked from one process: set OPENBLAS_NUM_THREADS=1 before numpy is imported (it starts a pool otherwise),
-call `torch.set_num_threads(1)` and `preload()` in the parent, and compile in the children only. Importing and lowering
-start no threads; running a graph starts one of IREE's, in the process that runs it.
+call `torch.set_num_threads(1)` and `preload()` in the parent, and compile in the children only. Importing and
+lowering start no threads; running a graph starts one of IREE's, in the process that runs it.
 """
 
 from __future__ import annotations

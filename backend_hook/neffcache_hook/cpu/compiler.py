@@ -26,6 +26,7 @@ from neffcache_client.neff import TARGET_OF_ARCHITECTURE, pack_neff
 _RECIPE = 1
 """Counts changes of this file that change what a NEFF holds: part of the version, hence of every compile key."""
 _BASELINE_CPU = {"x86_64": "x86-64-v2", "aarch64": "generic"}
+_MAX_SHEBANG = 127
 _BYTECODE_MAGIC = b"ML\xefR"
 _WITH_VALUE = {
     "--auto-cast",
@@ -91,18 +92,24 @@ def install_compiler(folder: str) -> str:
 
     It runs this module in the Python that is running now, isolated from the caller's PYTHON* variables.
     """
-    import shlex
-
     os.makedirs(folder, exist_ok=True)
     path = os.path.join(folder, "neuronx-cc")
-    # Through a shell rather than a `#!python` line, which the kernel cuts at 255 bytes and at the first blank.
-    text = f'#!/bin/sh\nexec {shlex.quote(sys.executable)} -I -m neffcache_hook.cpu.compiler "$@"\n'
     own = f"{path}.{os.getpid()}"
     with open(own, "w", encoding="utf-8") as f:
-        f.write(text)
+        f.write(_program_text(sys.executable))
     os.chmod(own, 0o755)
     os.replace(own, path)
     return path
+
+
+def _program_text(python: str) -> str:
+    line = f"#!{python} -I"
+    # The rule is a `#!python` line: it tells whoever identifies the compiler which packages it runs with.
+    # The kernel cuts a long one and splits it at blanks; then a shell finds a command where Python sees a string.
+    if len(line) > _MAX_SHEBANG or any(c.isspace() for c in python):
+        quoted = python.replace("'", "'\"'\"'")
+        line = f"#!/bin/sh\n'''exec' '{quoted}' -I \"$0\" \"$@\"\n' '''"
+    return f"{line}\n# {version()}\nimport sys\n\nfrom neffcache_hook.cpu.compiler import main\n\nsys.exit(main())\n"
 
 
 class _Command:
