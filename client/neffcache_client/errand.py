@@ -148,7 +148,7 @@ class Errand:
     def _dead_lease(self) -> str | None:
         """The lease of a leader that died on this host, to be superseded: once found, named in every question."""
         record = self._lock.read() if self._lock.held else None
-        if record is None or not record.lease_id or record.lease_id == self._contact.lease_id:
+        if record is None or not record.lease_id or record.ours():
             return self._dead
         # The kernel drops a dying process's locks before the process is gone: look again for a moment.
         deadline = time.monotonic() + _DYING_SECONDS

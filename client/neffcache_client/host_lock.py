@@ -52,6 +52,10 @@ class LockRecord:
         """True when the holder ran under this boot and has ended. Only then may its lease be superseded."""
         return bool(self.boot) and self.boot == boot_id() and is_gone(self.pid, self.start)
 
+    def ours(self) -> bool:
+        """True when this process wrote it."""
+        return self.pid == os.getpid() and self.start == start_time()
+
     def runs(self) -> bool:
         """True when the holder is known to be alive and not stopped, so that waiting for it makes sense."""
         return bool(self.boot) and self.boot == boot_id() and is_running(self.pid, self.start)
