@@ -73,14 +73,13 @@ def measure(root: Path, runs: int) -> dict[str, list[float]]:
         assert compiler.runs == 1, "the second compile was no hit"
         assert output.stat().st_size >= MIB
         far = {**env, "TORCH_NEURONX_NEFF_CACHE_DIR": str(root / "cold")}
+        artifacts = root / "cold" / "neffcache" / "artifacts"
         cases: dict[str, Callable[[], float]] = {
             "python -c pass": lambda: timed([sys.executable, "-c", "pass"], env),
             "launcher, --version passed through": lambda: timed([command[0], "--version"], env),
             "compiler, --version": lambda: timed([str(compiler.path), "--version"], env),
             "launcher, local hit of 1 MiB": lambda: timed(command, env, output),
-            "launcher, remote hit of 1 MiB": lambda: timed(
-                command, far, output, root / "cold" / "neffcache" / "artifacts"
-            ),
+            "launcher, remote hit of 1 MiB": lambda: timed(command, far, output, artifacts),
         }
         rows: dict[str, list[float]] = {name: [] for name in cases}
         for turn in range(runs + 2):

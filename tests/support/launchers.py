@@ -31,6 +31,12 @@ class Started:
         self.process = process
         self.output = output
 
+    def __del__(self) -> None:
+        # A test that failed half-way must not leave a compiler behind; a dead launcher takes its own along.
+        if self.process.poll() is None:
+            self.process.kill()
+            self.process.wait()
+
     def finish(self) -> Done:
         """Drain stdout to its end, then stderr, then take the exit status."""
         assert self.process.stdout is not None

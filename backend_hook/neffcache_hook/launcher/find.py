@@ -31,14 +31,18 @@ def is_launcher(path: str) -> bool:
         return MARKER in f.read(_MARKER_WITHIN)
 
 
-def real_compiler(path_variable: str) -> str | None:
-    """Absolute path of the first `neuronx-cc` on PATH that is no launcher; None when there is none."""
+def real_compiler(path_variable: str, own: str | None = None) -> str | None:
+    """Absolute path of the first `neuronx-cc` on PATH that is no launcher; None when there is none.
+
+    `own` is the program that asks: were its marker lost (a copy that was stripped of comments), it would otherwise
+    find itself and become itself for ever.
+    """
     for folder in path_variable.split(os.pathsep):
         candidate = os.path.join(folder or os.curdir, NAME)
         if not (os.path.isfile(candidate) and os.access(candidate, os.X_OK)):
             continue
         try:
-            if is_launcher(candidate):
+            if is_launcher(candidate) or (own is not None and os.path.samefile(candidate, own)):
                 continue
         except OSError:
             # Executable but not readable: no shim of ours, those are made readable.

@@ -99,7 +99,7 @@ def main(argv: list[str], site_dirs: list[str]) -> NoReturn:
     caller = Caller()
     _exit_on_signals()
     environ = os.environ
-    compiler = find.real_compiler(environ.get("PATH", os.defpath))
+    compiler = find.real_compiler(environ.get("PATH", os.defpath), sys.argv[0])
     if compiler is None:
         complain(f"there is no {find.NAME} on PATH behind the neffcache launcher")
         os._exit(127)
