@@ -6,6 +6,7 @@ import hashlib
 import socket
 import threading
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -15,7 +16,7 @@ from neffcache_client.heartbeat import LeaseView
 from neffcache_client.host_lock import HostLock
 from neffcache_client.records import summarise
 from support.neffs import make_neff
-from support.node import KEY, NEFF, Node
+from support.node import KEY, NEFF, QUICK, Node
 from support.scripted_server import Reply, ScriptedServer, busy, hit, leased, problem
 
 SHA = hashlib.sha256(NEFF).hexdigest()
@@ -439,7 +440,7 @@ def test_a_dns_look_up_that_hangs_is_bounded(tmp_path: Path, monkeypatch: pytest
         raise socket.gaierror("no")
 
     monkeypatch.setattr(socket, "getaddrinfo", hang)
-    node = Node(tmp_path / "host", "http://cache.invalid:8765")
+    node = Node(tmp_path / "host", "http://cache.invalid:8765", patience=replace(QUICK, first_contact=0.3))
     assert node.obtain().reason == "unreachable"
     gate.set()
 
@@ -447,7 +448,8 @@ def test_a_dns_look_up_that_hangs_is_bounded(tmp_path: Path, monkeypatch: pytest
 def test_a_server_that_accepts_and_says_nothing_is_bounded(tmp_path: Path) -> None:
     """UC-10: a stopped server."""
     with socket.create_server(("127.0.0.1", 0)) as listener:
-        node = Node(tmp_path / "host", f"http://127.0.0.1:{listener.getsockname()[1]}")
+        url = f"http://127.0.0.1:{listener.getsockname()[1]}"
+        node = Node(tmp_path / "host", url, patience=replace(QUICK, first_contact=0.3))
         assert node.obtain().reason == "unreachable"
 
 

@@ -20,7 +20,7 @@ QUICK = Patience(first_contact=2.0, leader=0.3, poll=5.0, outage=0.5, publish=0.
 class Node:
     """One rank on one simulated host."""
 
-    def __init__(self, folder: Path, url: str, **env: str) -> None:
+    def __init__(self, folder: Path, url: str, *, patience: Patience = QUICK, **env: str) -> None:
         folder.mkdir(parents=True, exist_ok=True)
         self.folder = folder
         self.settings = ClientSettings.from_env(
@@ -36,8 +36,9 @@ class Node:
         self.compiles = 0
         self.result = "ok"
         self.neff = NEFF
+        self.private_stem = "private"
         self.on_compile: Callable[[LeaseView], None] = lambda view: None
-        self.cache = NodeCache(self.settings, log=self.log.append, abort=self.abort, patience=QUICK)
+        self.cache = NodeCache(self.settings, log=self.log.append, abort=self.abort, patience=patience)
 
     @property
     def tier(self) -> Path:
@@ -58,7 +59,7 @@ class Node:
         if self.result != "ok":
             code = "NCC_EOOM001" if self.result == "deterministic" else None
             return CompileResult(exit_code=70, kind=self.result, log_tail="it went wrong", code=code, seconds=1.0)  # type: ignore[arg-type]
-        private = self.folder / f"private-{self.compiles}.neff"
+        private = self.folder / f"{self.private_stem}-{self.compiles}.neff"
         private.write_bytes(self.neff)
         return CompileResult(exit_code=0, kind="ok", output=str(private), seconds=2.5)
 

@@ -62,6 +62,11 @@ class Seen:
         return json.loads(self.body)
 
 
+class _QuietServer(ThreadingHTTPServer):
+    def handle_error(self, request: Any, client_address: Any) -> None:
+        """A client that hangs up is what many tests are about."""
+
+
 class ScriptedServer:
     """Use as a context manager; `url` is where it listens."""
 
@@ -69,7 +74,7 @@ class ScriptedServer:
         self.seen: list[Seen] = []
         self._arrived = threading.Condition()
         self._script: dict[str, deque[Reply]] = defaultdict(deque)
-        self._server = ThreadingHTTPServer(("127.0.0.1", 0), _handler(self))
+        self._server = _QuietServer(("127.0.0.1", 0), _handler(self))
         self._server.daemon_threads = True
         self._server.block_on_close = False
         self._thread = threading.Thread(target=self._server.serve_forever, args=(0.02,), daemon=True)
