@@ -160,6 +160,8 @@ class CacheClient:
             "POST",
             self._ns(f"blobs/{sha256}/upload"),
             json=_body(request),
+            # A question, not a transfer: when it takes this long, the spool takes over.
+            seconds=5.0,
             headers={wire.LEASE_HEADER: lease_id},
         )
 

@@ -13,10 +13,9 @@ import os
 import threading
 import time
 from collections.abc import Callable
-from typing import Any, Literal
+from typing import Any
 
 from neffcache_client.api import CacheClient
-from neffcache_client.bounded import bounded
 from neffcache_client.breaker import Breaker
 from neffcache_client.contact import Asker, Contact, OutageTooLong
 from neffcache_client.errors import (
@@ -28,14 +27,14 @@ from neffcache_client.errors import (
 )
 from neffcache_client.heartbeat import Heart, LeaseView
 from neffcache_client.host_lock import HostLock
-from neffcache_client.local_tier import LocalTier, describe, place, remove_quietly, unique
+from neffcache_client.local_tier import LocalTier, describe, place, unique
 from neffcache_client.neff import NeffInfo
-from neffcache_client.publishing import Publisher, Warn
+from neffcache_client.publishing import Publisher, Warn, report_failure
 from neffcache_client.results import CACHE_FAULT_EXIT, CompileResult, Obtained, Patience, failure_text
 from neffcache_client.settings import ClientSettings
-from neffcache_client.transfer import WrongBytes, download
+from neffcache_client.transfer import fetch
 from neffcache_client.uploader import start_in_background
-from neffcache_client.wire import AcquireAnswer, Artifact, FailRequest
+from neffcache_client.wire import AcquireAnswer, Artifact
 
 Compile = Callable[[LeaseView], CompileResult]
 _MAX_COMPILES = 3
@@ -282,33 +281,19 @@ class Errand:
     # A hit
 
     def _fetch(self, artifact: Artifact) -> tuple[Obtained | None, str]:
-        """The artifact at `output`, or why not. One refetch: a broken transfer is not a broken artifact."""
-        temp = os.path.join(os.path.dirname(self._output) or ".", unique(".neffcache"))
-        reason = ""
+        """The artifact at `output`, or why not."""
         assert self._client is not None
-        client = self._client
-        for _ in range(2):
-            try:
-                bounded(lambda: download(client, artifact, temp, abort=self._abort), seconds=None, abort=self._abort)
-            except WrongBytes as exc:
-                self.corrupt += 1
-                reason = "corrupt"
-                self._log(f"a damaged download was thrown away: {exc}")
-            except RequestRefused as exc:
-                return None, "blob_missing" if exc.status in (404, 410) else "refused"
-            except CacheUnavailable as exc:
-                reason = "download_failed"
-                self._log(f"a download failed: {exc}")
-            except OSError as exc:
-                raise LocalTierError(f"{self._output} cannot be written: {describe(exc)}") from exc
-            except Aborted:
-                remove_quietly(temp)
-                raise
-            else:
-                self._publisher.keep_artifact(self._key, temp, artifact)
-                self._place(temp)
-                return self._remote(artifact), ""
-        return None, reason
+        temp = os.path.join(os.path.dirname(self._output) or ".", unique(".neffcache"))
+        try:
+            reason, damaged = fetch(self._client, artifact, temp, abort=self._abort, log=self._log)
+        except OSError as exc:
+            raise LocalTierError(f"{self._output} cannot be written: {describe(exc)}") from exc
+        self.corrupt += damaged
+        if reason is not None:
+            return None, reason
+        self._publisher.keep_artifact(self._key, temp, artifact)
+        self._place(temp)
+        return self._remote(artifact), ""
 
     def _remote(self, artifact: Artifact) -> Obtained:
         return Obtained(
@@ -362,27 +347,16 @@ class Errand:
         return why
 
     def _report(self, result: CompileResult) -> Obtained | None:
-        kind: Literal["deterministic", "transient"] = (
-            "deterministic" if result.kind == "deterministic" else "transient"
+        assert self._client is not None
+        trouble = report_failure(
+            self._client, self._contact.lease_id, result, seconds=self._patience.publish, abort=self._abort
         )
-        request = FailRequest(
-            kind=kind, exit_code=result.exit_code, code=(result.code or "")[:64] or None, log_tail=result.log_tail
-        )
-        client = self._client
-        assert client is not None
-        lease_id = self._contact.lease_id
-        try:
-            bounded(lambda: client.fail(lease_id, request), seconds=self._patience.publish, abort=self._abort)
-            self._may_be_leased = False
-        except RequestRefused:
-            self._may_be_leased = False
-        except Aborted:
-            raise
-        except Exception as exc:
-            self._log(f"the failed compile could not be reported: {exc or type(exc).__name__}")
+        if trouble is not None:
+            self._log(f"the failed compile could not be reported: {trouble}")
             return self._own_failure(result, "unreachable")
-        if kind == "deterministic" or self._compiles >= _MAX_COMPILES:
-            return self._own_failure(result, kind)
+        self._may_be_leased = False
+        if result.kind == "deterministic" or self._compiles >= _MAX_COMPILES:
+            return self._own_failure(result, result.kind)
         self._log(f"the compile ended with {result.exit_code} for no reason of its own; asking again")
         return None
 

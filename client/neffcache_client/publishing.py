@@ -11,7 +11,7 @@ from collections.abc import Callable
 from typing import Any
 
 from neffcache_client.api import CacheClient
-from neffcache_client.bounded import bounded
+from neffcache_client.bounded import TimeIsUp, bounded
 from neffcache_client.errors import (
     CacheUnavailable,
     LeaseSuperseded,
@@ -25,7 +25,7 @@ from neffcache_client.results import CompileResult, Patience
 from neffcache_client.settings import ClientSettings
 from neffcache_client.spool import Spool, SpoolEntry
 from neffcache_client.transfer import upload
-from neffcache_client.wire import Artifact, PublishRequest
+from neffcache_client.wire import Artifact, FailRequest, PublishRequest
 
 Warn = Callable[[str, str], None]
 """Takes a kind and a sentence; each kind is said once per process."""
@@ -159,3 +159,25 @@ def send(client: CacheClient, entry: SpoolEntry, path: str, info: NeffInfo) -> s
         cpu_seconds=entry.cpu_seconds,
     )
     return client.publish(entry.lease_id, request).outcome
+
+
+def report_failure(
+    client: CacheClient, lease_id: str, result: CompileResult, *, seconds: float, abort: threading.Event
+) -> str | None:
+    """End a lease with the failure of its compile. None when the server knows, else why not. Raises Aborted."""
+    request = FailRequest(
+        kind="deterministic" if result.kind == "deterministic" else "transient",
+        exit_code=result.exit_code,
+        code=(result.code or "")[:64] or None,
+        log_tail=result.log_tail,
+    )
+    try:
+        bounded(lambda: client.fail(lease_id, request), seconds=seconds, abort=abort)
+    except RequestRefused:
+        # Superseded: others have moved on.
+        return None
+    except TimeIsUp:
+        return f"no answer within {seconds:g} s"
+    except CacheUnavailable as exc:
+        return str(exc)
+    return None

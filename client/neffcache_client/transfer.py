@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import os
 import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 
 from neffcache_client.api import CacheClient
-from neffcache_client.errors import Aborted, DigestMismatch, NeffInvalid
+from neffcache_client.bounded import bounded
+from neffcache_client.errors import Aborted, CacheUnavailable, DigestMismatch, NeffInvalid, RequestRefused
 from neffcache_client.neff import NeffChecker, NeffInfo
-from neffcache_client.wire import Artifact, UploadRequest
+from neffcache_client.wire import LEASE_HEADER, Artifact, UploadRequest
 
 CHUNK = 1 << 20
 
@@ -37,12 +38,43 @@ def download(client: CacheClient, artifact: Artifact, path: str, *, abort: threa
         raise
 
 
+def fetch(
+    client: CacheClient, artifact: Artifact, path: str, *, abort: threading.Event, log: Callable[[str], None]
+) -> tuple[str | None, int]:
+    """Download to `path`, with one refetch since a broken transfer is not yet a broken artifact.
+
+    Returns (None or why there is no file, damaged transfers seen); the reasons are `corrupt`, `download_failed`,
+    `blob_missing`, `refused`. Raises Aborted, and OSError when `path` cannot be written.
+    """
+    damaged = 0
+    reason = ""
+    for _ in range(2):
+        try:
+            bounded(lambda: download(client, artifact, path, abort=abort), seconds=None, abort=abort)
+        except (DigestMismatch, NeffInvalid) as exc:
+            damaged += 1
+            reason = "corrupt"
+            log(f"a damaged download was thrown away: {exc}")
+        except RequestRefused as exc:
+            return "blob_missing" if exc.status in (404, 410) else "refused", damaged
+        except CacheUnavailable as exc:
+            reason = "download_failed"
+            log(f"a download failed: {exc}")
+        except Aborted:
+            # The thread that downloads may sit in a read for a while yet.
+            _remove(path)
+            raise
+        else:
+            return None, damaged
+    return reason, damaged
+
+
 def upload(client: CacheClient, lease_id: str, path: str, info: NeffInfo) -> None:
     """Send a checked NEFF under a lease. Raises CacheUnavailable, RequestRefused or OSError."""
     answer = client.upload_target(info.sha256, lease_id, UploadRequest(size=info.size))
     headers = dict(answer.headers)
     if answer.how == "stream":
-        headers["neffcache-lease"] = lease_id
+        headers[LEASE_HEADER] = lease_id
     with open(path, "rb") as f:
         client.put(answer.url, _chunks(f.fileno()), info.size, headers)
 
@@ -65,7 +97,3 @@ def _remove(path: str) -> None:
         os.unlink(path)
     except OSError:
         return
-
-
-WrongBytes = (DigestMismatch, NeffInvalid)
-"""What `download` raises for bytes that are not the artifact."""

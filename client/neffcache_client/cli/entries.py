@@ -13,6 +13,7 @@ from neffcache_client.cli.session import check_key, server, the_one
 from neffcache_client.wire import Entry
 
 _PAGE = 100
+_HEAD = ("KEY", "COMPILER", "TARGET", "SIZE", "COMPILE", "HITS", "CREATED")
 _SHOWN_DIGITS = 16
 
 
@@ -54,7 +55,7 @@ def _ls(client: CacheClient, args: argparse.Namespace) -> int:
     if not entries:
         say(f"no entries in namespace {client.namespace}")
         return 0
-    say(table(("KEY", "COMPILER", "TARGET", "SIZE", "COMPILE", "HITS", "CREATED"), [_row(e) for e in entries]))
+    say(table(_HEAD, [_row(e) for e in entries], right=("SIZE", "COMPILE", "HITS")))
     if total > len(entries):
         say(f"{len(entries)} of {total}; --limit shows more")
     return 0

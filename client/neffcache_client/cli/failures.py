@@ -11,6 +11,8 @@ from neffcache_client.cli.output import instant, say, say_json, seconds, table
 from neffcache_client.cli.session import check_key, server, the_one
 from neffcache_client.errors import SettingsError
 
+_HEAD = ("KEY", "KIND", "CODE", "EXIT", "HOST", "FIRST SEEN", "FOR ANOTHER")
+
 
 def register(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
     """Add `failures` to the command line."""
@@ -45,7 +47,7 @@ def _ls(client: CacheClient, args: argparse.Namespace) -> int:
     if not failures:
         say(f"no failures in namespace {client.namespace}")
         return 0
-    say(table(("KEY", "KIND", "CODE", "EXIT", "HOST", "FIRST SEEN", "FOR ANOTHER"), [_row(f) for f in failures]))
+    say(table(_HEAD, [_row(f) for f in failures], right=("EXIT", "FOR ANOTHER")))
     if args.log:
         for failure in failures:
             say(f"\n{failure.get('key')}\n{str(failure.get('log_tail', '')).rstrip()}")

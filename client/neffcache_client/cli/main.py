@@ -85,8 +85,7 @@ def _dispatch(name: str | None, argv: list[str]) -> int:
     if name is None or module is None:
         parser.print_help()
         return 2
-    handler = getattr(args, "run", None) or getattr(module, COMMANDS[name].run, None) or module.run
-    return int(handler(args))
+    return int(getattr(module, COMMANDS[name].run)(args))
 
 
 def _parser() -> argparse.ArgumentParser:

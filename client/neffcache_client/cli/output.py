@@ -21,15 +21,16 @@ def say_json(value: Any) -> None:
     say(json.dumps(value, indent=2, sort_keys=True))
 
 
-def table(head: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
-    """Columns as wide as they must be; what looks like a number is on the right."""
+def table(head: Sequence[str], rows: Sequence[Sequence[str]], *, right: Sequence[str] = ()) -> str:
+    """Columns as wide as they must be; those named in `right` hold numbers and stand on the right."""
     widths = [max(len(row[i]) for row in [head, *rows]) for i in range(len(head))]
-    right = [all(_numeric(row[i]) for row in rows) and bool(rows) for i in range(len(head))]
-    lines = [
-        "  ".join(c.rjust(w) if r else c.ljust(w) for c, w, r in zip(row, widths, right, strict=True)).rstrip()
+    return "\n".join(
+        "  ".join(
+            cell.rjust(width) if name in right else cell.ljust(width)
+            for name, cell, width in zip(head, row, widths, strict=True)
+        ).rstrip()
         for row in [head, *rows]
-    ]
-    return "\n".join(lines)
+    )
 
 
 def pairs(rows: Sequence[tuple[str, str]], indent: str = "") -> str:
@@ -65,7 +66,3 @@ def seconds(value: float | None) -> str:
 def instant(unix: float | None) -> str:
     """A point in time, in UTC."""
     return time.strftime("%Y-%m-%d %H:%M:%S UTC", time.gmtime(unix)) if unix else "-"
-
-
-def _numeric(text: str) -> bool:
-    return text == "-" or text[:1].isdigit()

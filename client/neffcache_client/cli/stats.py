@@ -56,7 +56,7 @@ def run(args: argparse.Namespace) -> int:
     say(pairs(_local_rows(summary, spooled, usage), "  "))
     if rows := _verdict_rows(summary):
         say()
-        say(table(("VERDICT", "COUNT", "REASON"), rows))
+        say(table(("VERDICT", "COUNT", "MEANING"), rows, right=("COUNT",)))
     return 0
 
 
