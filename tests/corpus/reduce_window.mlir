@@ -1,0 +1,26 @@
+#loc1 = loc("x")
+#loc5 = loc("reduce_window_max")
+#loc9 = loc("reduce_window_max:"(#loc5))
+module @jit_pool attributes {mhlo.num_partitions = 1 : i32, mhlo.num_replicas = 1 : i32} {
+  func.func public @main(%arg0: tensor<2x8x8x3xf32> loc("x")) -> (tensor<2x4x4x3xf32> {jax.result_info = "result"}) {
+    %cst = stablehlo.constant dense<0xFF800000> : tensor<f32> loc(#loc13)
+    %0 = stablehlo.broadcast_in_dim %cst, dims = [] : (tensor<f32>) -> tensor<f32> loc(#loc13)
+    %1 = "stablehlo.reduce_window"(%arg0, %0) <{base_dilations = array<i64: 1, 1, 1, 1>, padding = dense<0> : tensor<4x2xi64>, window_dilations = array<i64: 1, 1, 1, 1>, window_dimensions = array<i64: 1, 2, 2, 1>, window_strides = array<i64: 1, 2, 2, 1>}> ({
+    ^bb0(%arg1: tensor<f32> loc("reduce_window_max:"(#loc5)), %arg2: tensor<f32> loc("reduce_window_max:"(#loc5))):
+      %2 = stablehlo.maximum %arg1, %arg2 : tensor<f32> loc(#loc13)
+      stablehlo.return %2 : tensor<f32> loc(#loc13)
+    }) : (tensor<2x8x8x3xf32>, tensor<f32>) -> tensor<2x4x4x3xf32> loc(#loc13)
+    return %1 : tensor<2x4x4x3xf32> loc(#loc12)
+  } loc(#loc)
+} loc(#loc)
+#loc = loc(unknown)
+#loc2 = loc("/home/user/tests/support/graphs.py":47:15 to :91)
+#loc3 = loc("/home/user/tests/support/graphs.py":164:18 to :64)
+#loc4 = loc("/home/user/tests/support/graphs.py":174:4 to :43)
+#loc6 = loc("_plain.<locals>.pool"(#loc2))
+#loc7 = loc("_write"(#loc3))
+#loc8 = loc("<module>"(#loc4))
+#loc10 = loc(callsite(#loc7 at #loc8))
+#loc11 = loc(callsite(#loc6 at #loc10))
+#loc12 = loc("jit(pool)"(#loc10))
+#loc13 = loc("jit(pool)/reduce_window_max"(#loc11))
