@@ -1,0 +1,106 @@
+"""The FastAPI application."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager, suppress
+from importlib.metadata import version
+from typing import Any
+
+from fastapi import FastAPI
+
+from neffcache_server.blobs.endpoints import router as blobs
+from neffcache_server.blobs.service import BlobService
+from neffcache_server.database.engine import open_database
+from neffcache_server.entries.endpoints import router as entries
+from neffcache_server.entries.repository import EntryRepository
+from neffcache_server.failures.endpoints import router as failures
+from neffcache_server.failures.repository import FailureRepository
+from neffcache_server.handlers import install_handlers, problem_openapi
+from neffcache_server.health.endpoints import router as health
+from neffcache_server.kit.body_limit import BodyLimit
+from neffcache_server.kit.hub import LocalHub
+from neffcache_server.leases.endpoints import router as leases
+from neffcache_server.leases.publish import PublishService
+from neffcache_server.leases.service import LeaseService
+from neffcache_server.problems import ServerProblem
+from neffcache_server.settings import ServerSettings
+from neffcache_server.state import State
+from neffcache_server.stats.counters import HitCounter
+from neffcache_server.stats.endpoints import router as stats
+from neffcache_server.stats.repository import StatsRepository
+from neffcache_server.storage.open import open_store
+
+_PURGE_SECONDS = 600.0
+# JSON bodies; blobs have their own, much larger limit. Factors and log tails are the largest things in them.
+_MAX_JSON_BYTES = 1 << 20
+
+
+def create_app(settings: ServerSettings) -> FastAPI:
+    """An application that opens its database and store when it starts, and closes them when it stops.
+
+    The database must be migrated already (`neffcache db upgrade`; `neffcache serve` does it for SQLite).
+    """
+
+    @asynccontextmanager
+    async def lifespan(app: FastAPI) -> AsyncIterator[None]:
+        state = open_state(settings)
+        app.state.neffcache = state
+        tasks: list[asyncio.Task[Any]] = []
+        try:
+            await state.leases.start()
+            tasks += [
+                asyncio.create_task(state.leases.outage.watch()),
+                asyncio.create_task(state.counter.flush_every(settings.flush_seconds)),
+                asyncio.create_task(state.leases.purge_every(_PURGE_SECONDS)),
+            ]
+            yield
+        finally:
+            await _close(state, tasks)
+
+    app = FastAPI(
+        title="neffcache",
+        version=version("neffcache"),
+        description="Distributed compilation cache for AWS Trainium. Errors are RFC 9457 problem documents.",
+        lifespan=lifespan,
+    )
+    for router in (leases, blobs, entries, failures, stats, health):
+        app.include_router(router)
+    app.add_middleware(BodyLimit, limit=_MAX_JSON_BYTES)
+    install_handlers(app)
+    app.openapi = problem_openapi(app)  # type: ignore[method-assign]  # the documented way to extend the schema
+    return app
+
+
+def open_state(settings: ServerSettings) -> State:
+    """The parts of a server. Connects to nothing yet. Raises SetupError."""
+    store = open_store(settings)
+    database = open_database(settings.effective_database_url, busy_seconds=settings.busy_seconds)
+    hub = LocalHub()
+    counter = HitCounter(database)
+    entry_rows = EntryRepository(database)
+    lease_service = LeaseService(database, hub, counter, settings)
+    return State(
+        settings=settings,
+        database=database,
+        store=store,
+        hub=hub,
+        counter=counter,
+        leases=lease_service,
+        publishing=PublishService(database, store, hub, lease_service),
+        blobs=BlobService(database, store, entry_rows, hub, settings.max_blob_bytes),
+        entries=entry_rows,
+        failures=FailureRepository(database),
+        stats=StatsRepository(database),
+    )
+
+
+async def _close(state: State, tasks: list[asyncio.Task[Any]]) -> None:
+    state.leases.stop()
+    for task in tasks:
+        task.cancel()
+    await asyncio.gather(*tasks, return_exceptions=True)
+    with suppress(ServerProblem):
+        await state.counter.flush()
+    await state.database.close()

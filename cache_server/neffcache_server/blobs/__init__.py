@@ -1,0 +1,3 @@
+"""The bytes of artifacts: up, down, verified."""
+
+from __future__ import annotations

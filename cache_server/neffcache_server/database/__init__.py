@@ -1,0 +1,3 @@
+"""The SQL side: tables, clock, engines, migrations."""
+
+from __future__ import annotations

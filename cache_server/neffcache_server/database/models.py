@@ -1,0 +1,194 @@
+"""The tables. SQLite and PostgreSQL share them; Alembic's first revision creates them.
+
+Instants are Unix seconds by the database's clock (see `clock`). Whoever changes an entry, or the lease or failure
+of its key, first locks the key's row in `entries`, so transitions of one key queue up behind each other.
+"""
+
+from __future__ import annotations
+
+from sqlalchemy import (
+    BigInteger,
+    Boolean,
+    CheckConstraint,
+    Column,
+    Double,
+    Index,
+    Integer,
+    MetaData,
+    String,
+    Table,
+    Text,
+    text,
+)
+
+metadata = MetaData(
+    naming_convention={
+        "ix": "ix_%(table_name)s_%(column_0_N_name)s",
+        "uq": "uq_%(table_name)s_%(column_0_N_name)s",
+        "ck": "ck_%(table_name)s_%(constraint_name)s",
+        "pk": "pk_%(table_name)s",
+    }
+)
+
+# SQLite gives only a column of type INTEGER its own numbers.
+_SERIAL = BigInteger().with_variant(Integer, "sqlite")
+
+
+def _namespace() -> Column[str]:
+    return Column("namespace", String(63), primary_key=True)
+
+
+def _key() -> Column[str]:
+    return Column("key", String(64), primary_key=True)
+
+
+def _holder() -> list[Column[str] | Column[int]]:
+    return [
+        Column("host", String(255)),
+        Column("boot", String(255)),
+        Column("pid", BigInteger),
+        Column("rank", BigInteger),
+        Column("job", String(255)),
+    ]
+
+
+entries = Table(
+    "entries",
+    metadata,
+    _namespace(),
+    _key(),
+    # absent | present | missing (its blob is gone) | quarantined
+    Column("state", String(16), nullable=False, server_default="absent"),
+    Column("sha256", String(64)),
+    Column("size", BigInteger),
+    Column("compiler_version", String(255)),
+    Column("target", String(255)),
+    # The last three stay when the artifact goes: they are the history that estimates come from.
+    Column("compile_seconds", Double),
+    Column("cpu_seconds", Double),
+    Column("peak_rss_bytes", BigInteger),
+    Column("created_at", Double),
+    *_holder(),
+    Column("hits", BigInteger, nullable=False, server_default="0"),
+    Column("last_hit_at", Double),
+    Column("factors", Text),
+    CheckConstraint("state IN ('absent', 'present', 'missing', 'quarantined')", name="state"),
+    CheckConstraint(
+        "state = 'absent' OR (sha256 IS NOT NULL AND size IS NOT NULL AND created_at IS NOT NULL)", name="artifact"
+    ),
+    Index(
+        "ix_entries_listing",
+        "namespace",
+        "created_at",
+        "key",
+        sqlite_where=text("state <> 'absent'"),
+        postgresql_where=text("state <> 'absent'"),
+    ),
+    Index("ix_entries_blob", "namespace", "sha256"),
+)
+
+leases = Table(
+    "leases",
+    metadata,
+    # AUTOINCREMENT and not a plain row id: SQLite would hand out the highest number again after its row was deleted.
+    Column("epoch", _SERIAL, primary_key=True, autoincrement=True),
+    Column("lease_id", String(64), nullable=False, unique=True),
+    Column("namespace", String(63), nullable=False),
+    Column("key", String(64), nullable=False),
+    # live (expired ones too, until somebody supersedes them) | superseded | released | published | failed
+    Column("status", String(16), nullable=False),
+    Column("confirmed", Boolean, nullable=False),
+    Column("retry_failed", Boolean, nullable=False),
+    Column("granted_at", Double, nullable=False),
+    Column("heartbeat_at", Double),
+    Column("expires_at", Double, nullable=False),
+    Column("ended_at", Double),
+    *_holder(),
+    Column("phase", String(64)),
+    Column("rss_bytes", BigInteger),
+    # The answer that ended it, so that a repeated request gets the same one.
+    Column("outcome", Text),
+    CheckConstraint("status IN ('live', 'superseded', 'released', 'published', 'failed')", name="status"),
+    # What makes two compilers for one key impossible, whatever the code does.
+    Index(
+        "uq_leases_live",
+        "namespace",
+        "key",
+        unique=True,
+        sqlite_where=text("status = 'live'"),
+        postgresql_where=text("status = 'live'"),
+    ),
+    Index("ix_leases_ended_at", "ended_at"),
+    sqlite_autoincrement=True,
+)
+
+failures = Table(
+    "failures",
+    metadata,
+    _namespace(),
+    _key(),
+    # The round: transient failures since the last publish.
+    Column("transient_count", Integer, nullable=False),
+    Column("last_failure_at", Double, nullable=False),
+    Column("yield_host", String(255)),
+    Column("yield_until", Double),
+    # The failure in force, when there is one: deterministic | exhausted
+    Column("kind", String(16)),
+    Column("exit_code", BigInteger),
+    Column("code", String(64)),
+    Column("log_tail", Text),
+    Column("host", String(255)),
+    Column("first_seen_at", Double),
+    Column("until", Double),
+    # Set when a job passed over a failure with retry_failed and this is what came of it.
+    Column("retried_job", String(255)),
+    Index("ix_failures_until", "namespace", "until"),
+)
+
+blobs = Table(
+    "blobs",
+    metadata,
+    _namespace(),
+    Column("sha256", String(64), primary_key=True),
+    Column("size", BigInteger, nullable=False),
+    Column("compiler_version", String(255)),
+    Column("target", String(255)),
+    Column("stored_at", Double, nullable=False),
+)
+
+uploads = Table(
+    "uploads",
+    metadata,
+    Column("epoch", BigInteger().with_variant(Integer, "sqlite"), primary_key=True, autoincrement=False),
+    Column("sha256", String(64), primary_key=True),
+    Column("stored_at", Double, nullable=False),
+)
+
+differences = Table(
+    "differences",
+    metadata,
+    Column("id", _SERIAL, primary_key=True, autoincrement=True),
+    Column("namespace", String(63), nullable=False),
+    Column("key", String(64), nullable=False),
+    Column("stored_sha256", String(64), nullable=False),
+    Column("offered_sha256", String(64), nullable=False),
+    Column("members", Text, nullable=False),
+    Column("host", String(255)),
+    Column("compiler_version", String(255)),
+    Column("seen_at", Double, nullable=False),
+    Index("ix_differences_key", "namespace", "key"),
+)
+
+counters = Table(
+    "counters",
+    metadata,
+    _namespace(),
+    *(
+        Column(name, BigInteger, nullable=False, server_default="0")
+        for name in ("hits", "misses", "waits", "publishes", "failures", "nondeterministic")
+    ),
+    *(
+        Column(name, Double, nullable=False, server_default="0")
+        for name in ("compile_seconds_spent", "compile_seconds_saved")
+    ),
+)

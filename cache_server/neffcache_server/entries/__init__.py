@@ -1,0 +1,3 @@
+"""Published keys: look up, list, show, remove."""
+
+from __future__ import annotations

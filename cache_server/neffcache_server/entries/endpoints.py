@@ -1,0 +1,60 @@
+"""Calls on published keys."""
+
+from __future__ import annotations
+
+from typing import Annotated
+
+from fastapi import APIRouter, Query
+from neffcache_client.wire import Entry, EntryPage, check_key
+
+from neffcache_server.problems import EntryUnknown, InvalidRequest, documented
+from neffcache_server.state import AppState, Key, Namespace
+
+router = APIRouter(prefix="/v1/ns/{namespace}/entries", tags=["entries"])
+
+
+@router.get("")
+async def list_entries(
+    namespace: Namespace,
+    state: AppState,
+    limit: Annotated[int, Query(ge=1, le=1000)] = 100,
+    after: Annotated[str | None, Query(max_length=128, description="`next` of the page before.")] = None,
+) -> EntryPage:
+    """Published keys, newest first."""
+    async with state.database.read() as db:
+        return await state.entries.page(db, namespace, limit, _cursor(after))
+
+
+@router.get("/{key}", responses=documented(EntryUnknown))
+async def show_entry(namespace: Namespace, key: Key, state: AppState) -> Entry:
+    """One published key with what it was made of."""
+    await state.counter.flush()
+    async with state.database.read() as db:
+        entry = await state.entries.show(db, namespace, key)
+    if entry is None:
+        raise EntryUnknown
+    return entry
+
+
+@router.delete("/{key}", status_code=204, responses=documented(EntryUnknown))
+async def delete_entry(namespace: Namespace, key: Key, state: AppState) -> None:
+    """Remove a key's artifact; the next rank that asks compiles it again."""
+    async with state.database.write() as db:
+        sha256 = await state.entries.remove(db, namespace, key)
+        if sha256 is None:
+            raise EntryUnknown
+        orphan = await state.entries.forget_blob(db, namespace, sha256)
+    # The row first: were the object to go first and the commit to fail, a served key would point at nothing.
+    if orphan:
+        await state.store.delete(namespace, sha256)
+    await state.hub.announce((namespace, key))
+
+
+def _cursor(after: str | None) -> tuple[float, str] | None:
+    if after is None:
+        return None
+    created_at, _, key = after.partition(":")
+    try:
+        return float(created_at), check_key(key)
+    except ValueError:
+        raise InvalidRequest("after: must be the `next` of an earlier page") from None

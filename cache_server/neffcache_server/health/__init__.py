@@ -1,0 +1,3 @@
+"""Probes."""
+
+from __future__ import annotations

@@ -1,0 +1,3 @@
+"""Small tools without knowledge of the cache."""
+
+from __future__ import annotations

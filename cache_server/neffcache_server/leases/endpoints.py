@@ -1,0 +1,83 @@
+"""Calls on keys and leases."""
+
+from __future__ import annotations
+
+from fastapi import APIRouter, Request
+from neffcache_client.wire import (
+    AcquireAnswer,
+    AcquireRequest,
+    FailAnswer,
+    FailRequest,
+    HeartbeatAnswer,
+    HeartbeatRequest,
+    LookupAnswer,
+    LookupRequest,
+    PublishAnswer,
+    PublishRequest,
+)
+
+from neffcache_server.problems import (
+    BlobNotUploaded,
+    ClientGone,
+    FactorsTooLarge,
+    LeaseEnded,
+    LeaseIdReused,
+    LeaseSuperseded,
+    LeaseUnknown,
+    ShuttingDown,
+    documented,
+)
+from neffcache_server.state import AppState, Key, LeaseId, Namespace
+
+router = APIRouter(prefix="/v1/ns/{namespace}", tags=["leases"])
+
+
+@router.post(
+    "/keys/{key}/acquire",
+    responses=documented(LeaseSuperseded, LeaseEnded, LeaseIdReused, FactorsTooLarge, ShuttingDown, ClientGone),
+)
+async def acquire(
+    namespace: Namespace, key: Key, body: AcquireRequest, state: AppState, request: Request
+) -> AcquireAnswer:
+    """Get the artifact of a key, or the right and duty to compile it; waits for either up to `wait_seconds`.
+
+    A granted lease is provisional: it ends after 5 s unless a heartbeat follows. Repeating the call with the same
+    lease id gives the same lease. A lease id that has ended is answered 409 where it would be granted again.
+    """
+    return await state.leases.acquire(namespace, key, body, request.is_disconnected)
+
+
+@router.post("/keys/lookup")
+async def lookup(namespace: Namespace, body: LookupRequest, state: AppState) -> LookupAnswer:
+    """Which of these keys are present, with their artifacts. Never leases, counts no hit."""
+    async with state.database.read() as db:
+        return LookupAnswer(present=await state.entries.present(db, namespace, body.keys))
+
+
+@router.post("/leases/{lease_id}/heartbeat", responses=documented(LeaseUnknown, LeaseSuperseded, LeaseEnded))
+async def heartbeat(
+    namespace: Namespace, lease_id: LeaseId, body: HeartbeatRequest, state: AppState
+) -> HeartbeatAnswer:
+    """Keep a lease. One that ran out is kept too, as long as nobody else has got it."""
+    return await state.leases.heartbeat(namespace, lease_id, body)
+
+
+@router.delete("/leases/{lease_id}", status_code=204, responses=documented(LeaseUnknown))
+async def release(namespace: Namespace, lease_id: LeaseId, state: AppState) -> None:
+    """Give a lease back without a result. May be repeated."""
+    await state.leases.release(namespace, lease_id)
+
+
+@router.post(
+    "/leases/{lease_id}/publish",
+    responses=documented(LeaseUnknown, LeaseSuperseded, LeaseEnded, BlobNotUploaded),
+)
+async def publish(namespace: Namespace, lease_id: LeaseId, body: PublishRequest, state: AppState) -> PublishAnswer:
+    """Make a blob that this lease uploaded the key's artifact, and end the lease. May be repeated."""
+    return await state.publishing.publish(namespace, lease_id, body)
+
+
+@router.post("/leases/{lease_id}/fail", responses=documented(LeaseUnknown, LeaseSuperseded, LeaseEnded))
+async def fail(namespace: Namespace, lease_id: LeaseId, body: FailRequest, state: AppState) -> FailAnswer:
+    """End a lease with a failure. May be repeated."""
+    return await state.leases.fail(namespace, lease_id, body)

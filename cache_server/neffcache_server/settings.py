@@ -1,0 +1,125 @@
+"""The server's settings: `NEFFCACHE_SERVER_*` in the environment, options of `neffcache serve` over them."""
+
+from __future__ import annotations
+
+import difflib
+import os
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from neffcache_client import wire
+from pydantic import Field, ValidationError, field_validator, model_validator
+from pydantic_settings import BaseSettings, SettingsConfigDict
+
+from neffcache_server.problems import SetupError
+
+PREFIX = "NEFFCACHE_SERVER_"
+
+
+def _default_data_dir() -> Path:
+    base = os.environ.get("XDG_DATA_HOME") or os.path.expanduser("~/.local/share")
+    return Path(base) / "neffcache"
+
+
+class ServerSettings(BaseSettings):
+    """What a server can be told. Durations are seconds, sizes bytes. Make one with `load_settings`."""
+
+    model_config = SettingsConfigDict(env_prefix=PREFIX, env_ignore_empty=True, extra="forbid", frozen=True)
+
+    host: str = Field("127.0.0.1", description="Address to listen on. Anybody who reaches it can use the cache.")
+    port: int = Field(8765, ge=0, le=65535, description="Port to listen on; 0 takes a free one.")
+    data_dir: Path = Field(
+        default_factory=_default_data_dir,
+        description="Folder of the embedded database and blob store. Default: ~/.local/share/neffcache.",
+    )
+    database_url: str = Field(
+        "", description="SQLAlchemy URL of the database. Default: SQLite in the data folder, migrated at start."
+    )
+    storage_url: str = Field("", description="Where blobs live: file:///folder. Default: blobs/ in the data folder.")
+    max_blob_bytes: int = Field(5 << 30, ge=1, description="Largest NEFF that is taken.")
+    ttl_seconds: float = Field(
+        wire.TTL_SECONDS, gt=0, description="A lease without a heartbeat for this long may be given to another host."
+    )
+    provisional_seconds: float = Field(
+        wire.PROVISIONAL_SECONDS, gt=0, description="The same for a lease that has not had its first heartbeat."
+    )
+    yield_seconds: float = Field(
+        2.0, ge=0, description="After a transient failure the host waits this long so that another may try."
+    )
+    transient_attempts: int = Field(
+        3, ge=1, description="With this many transient failures in a round a key counts as failed."
+    )
+    exhausted_seconds: float = Field(60.0, ge=0, description="How long it then counts as failed.")
+    deterministic_seconds: float = Field(
+        600.0, ge=0, description="How long a compiler error is answered to everybody."
+    )
+    round_seconds: float = Field(600.0, ge=0, description="A round ends this long after its last failure.")
+    outage_seconds: float = Field(
+        3.0,
+        gt=0,
+        description="When the server itself stood still for this long, leases that ran out meanwhile go on.",
+    )
+    poll_seconds: float = Field(
+        5.0, gt=0, description="Keys that somebody waits for are looked at this often anyway."
+    )
+    flush_seconds: float = Field(1.0, gt=0, description="Counts of hits are written this often.")
+    busy_seconds: float = Field(30.0, gt=0, description="How long a statement waits for SQLite's lock.")
+    keep_leases_seconds: float = Field(
+        86400.0, ge=3600, description="How long the record of an ended lease is kept, to answer repeated requests."
+    )
+    shutdown_seconds: int = Field(10, ge=0, description="Grace for running transfers after SIGTERM.")
+    access_log: bool = Field(False, description="Log every request (lease ids are blotted out).")
+    log_level: str = Field("warning", description="debug, info, warning or error.")
+
+    @field_validator("log_level")
+    @classmethod
+    def _known_level(cls, value: str) -> str:
+        if value.lower() not in ("debug", "info", "warning", "error"):
+            raise ValueError("must be debug, info, warning or error")
+        return value.lower()
+
+    @model_validator(mode="after")
+    def _provisional_is_shorter(self) -> ServerSettings:
+        if self.provisional_seconds > self.ttl_seconds:
+            raise ValueError("provisional_seconds must not be larger than ttl_seconds")
+        return self
+
+    @property
+    def effective_database_url(self) -> str:
+        """The database that is used."""
+        return self.database_url or f"sqlite:///{self.data_dir.absolute() / 'neffcache.sqlite3'}"
+
+    @property
+    def effective_storage_url(self) -> str:
+        """The store that is used."""
+        return self.storage_url or f"file://{self.data_dir.absolute() / 'blobs'}"
+
+    @property
+    def embedded(self) -> bool:
+        """True when the database is SQLite: one process, migrated by itself."""
+        return self.effective_database_url.startswith("sqlite")
+
+
+def unknown_variables(environ: Mapping[str, str]) -> list[str]:
+    """Sentences about names that start with the prefix and mean nothing."""
+    known = {PREFIX + name.upper() for name in ServerSettings.model_fields}
+    sentences = []
+    for name in sorted(n for n in environ if n.upper().startswith(PREFIX) and n.upper() not in known):
+        near = difflib.get_close_matches(name.upper(), known, n=1)
+        sentences.append(f"{name} is no setting of this server" + (f"; did you mean {near[0]}?" if near else ""))
+    return sentences
+
+
+def load_settings(**given: Any) -> ServerSettings:
+    """Settings from the environment, with `given` over them. Raises SetupError with one sentence per mistake."""
+    mistakes = unknown_variables(os.environ)
+    try:
+        settings = ServerSettings(**{name: value for name, value in given.items() if value is not None})
+    except ValidationError as exc:
+        for error in exc.errors(include_url=False, include_context=False):
+            name = PREFIX + "_".join(str(part) for part in error["loc"]).upper() if error["loc"] else "settings"
+            mistakes.append(f"{name}: {error['msg']}")
+    if mistakes:
+        raise SetupError("\n".join(mistakes))
+    return settings

@@ -1,0 +1,65 @@
+"""What a running application holds, and how endpoints get at it."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Annotated
+
+from fastapi import Depends, Path, Request
+from neffcache_client.wire import check_key, check_lease_id, check_namespace
+from pydantic import AfterValidator
+
+from neffcache_server.blobs.service import BlobService
+from neffcache_server.database.engine import Database
+from neffcache_server.entries.repository import EntryRepository
+from neffcache_server.failures.repository import FailureRepository
+from neffcache_server.kit.hub import EventHub
+from neffcache_server.leases.publish import PublishService
+from neffcache_server.leases.service import LeaseService
+from neffcache_server.settings import ServerSettings
+from neffcache_server.stats.counters import HitCounter
+from neffcache_server.stats.repository import StatsRepository
+from neffcache_server.storage.base import BlobStore
+
+
+@dataclass(slots=True)
+class State:
+    """Everything an application made for itself at start."""
+
+    settings: ServerSettings
+    database: Database
+    store: BlobStore
+    hub: EventHub
+    counter: HitCounter
+    leases: LeaseService
+    publishing: PublishService
+    blobs: BlobService
+    entries: EntryRepository
+    failures: FailureRepository
+    stats: StatsRepository
+
+
+async def _state(request: Request) -> State:
+    # A plain function would be run in a thread for every request.
+    state: State = request.app.state.neffcache
+    return state
+
+
+def _hidden(value: str) -> str:
+    # A lease id is a secret, so it must not come back in an error about it either.
+    return check_lease_id(value)
+
+
+def _key(value: str) -> str:
+    return check_key(value)
+
+
+def _digest(value: str) -> str:
+    return check_key(value, "sha256")
+
+
+AppState = Annotated[State, Depends(_state)]
+Namespace = Annotated[str, Path(max_length=63), AfterValidator(check_namespace)]
+Key = Annotated[str, Path(max_length=64), AfterValidator(_key)]
+Digest = Annotated[str, Path(max_length=64), AfterValidator(_digest)]
+LeaseId = Annotated[str, Path(max_length=64), AfterValidator(_hidden)]

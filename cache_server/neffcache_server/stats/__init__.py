@@ -1,0 +1,3 @@
+"""Counters per namespace."""
+
+from __future__ import annotations

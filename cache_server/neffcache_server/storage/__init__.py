@@ -1,0 +1,3 @@
+"""Where blobs live: one interface, a folder behind it."""
+
+from __future__ import annotations
