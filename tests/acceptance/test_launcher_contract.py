@@ -88,6 +88,23 @@ def test_success_without_an_output_file_is_a_failure_with_a_reason(tmp_path: Pat
     assert b"left no output at" in done.stderr
 
 
+def test_a_truncated_neff_with_exit_0_is_a_failure_with_a_reason(tmp_path: Path, compilers: Path) -> None:
+    """UC-11: a full disk that the compiler did not notice."""
+    started = Host(tmp_path, FakeCompiler(compilers, cut=100)).start()
+    done = started.finish()
+    assert (done.exit_code, done.output) == (70, None)
+    assert b"left a damaged NEFF" in done.stderr
+    assert started.leftovers() == []
+
+
+def test_an_output_in_another_format_reaches_the_caller_but_no_cache(tmp_path: Path, compilers: Path) -> None:
+    compiler = FakeCompiler(compilers, output="some other format")
+    host = Host(tmp_path, compiler)
+    assert host.compile() == (0, b"", b"", b"some other format")
+    assert host.compile().output == b"some other format"
+    assert compiler.runs == 2
+
+
 def test_an_older_file_at_the_output_does_not_pass_for_a_result(tmp_path: Path, compilers: Path) -> None:
     host = Host(tmp_path, FakeCompiler(compilers, output=""))
     (tmp_path / "T1").mkdir()
@@ -188,7 +205,7 @@ def test_a_bad_setting_never_breaks_the_job(tmp_path: Path, compilers: Path) -> 
     assert b"NEFFCACHE_MODE='readwirte'" in first
     assert rest == b"compiler\n"
     strict = Host(tmp_path / "s", compiler, NEFFCACHE_MODE="readwirte", NEFFCACHE_STRICT="1").compile()
-    assert (strict.exit_code, strict.output, compiler.runs) == (1, None, 1)
+    assert (strict.exit_code, strict.output, compiler.runs) == (75, None, 1)
 
 
 def test_a_relative_output_and_the_callers_folder_are_kept(tmp_path: Path, compilers: Path) -> None:

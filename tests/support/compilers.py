@@ -96,7 +96,7 @@ if O["exit_code"] == 0 and O["output"] == "neff":
     }}
     data = pack_neff(members, uuid=os.urandom(16))
     with open(out, "wb") as f:
-        f.write(data)
+        f.write(data[:len(data) - O["cut"]])
 elif O["exit_code"] == 0 and O["output"]:
     with open(out, "w") as f:
         f.write(O["output"])
@@ -115,6 +115,7 @@ _DEFAULTS: dict[str, Any] = {
     "output": "neff",
     "neff_bytes": 1000,
     "partial": False,
+    "cut": 0,
     "kill_self": 0,
     "endless": False,
     "leave_grandchild": False,
@@ -126,7 +127,8 @@ class FakeCompiler:
 
     Options: `seconds` and `gate` (a file to wait for) before it ends; `stdout`, `stderr` text and `stdout_bytes`,
     `stderr_bytes` of flood; `exit_code`; `output` = "neff", "" for none, or text to write instead; `partial` writes
-    half a file first; `kill_self` a signal; `endless`; `leave_grandchild` in a session of its own.
+    half a file first; `cut` bytes are missing at the NEFF's end; `kill_self` a signal; `endless`;
+    `leave_grandchild` in a session of its own.
     """
 
     def __init__(self, folder: Path, **options: Any) -> None:

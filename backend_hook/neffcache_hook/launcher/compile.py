@@ -13,8 +13,11 @@ import signal
 import threading
 import time
 
+from neffcache_client.errors import NeffChecksumMismatch, NeffInvalid, NeffTruncated
 from neffcache_client.local_tier import describe, place
-from neffcache_client.node_cache import CompileResult, LeaseView, NodeCache, Obtained
+from neffcache_client.neff import check_neff
+from neffcache_client.node_cache import CACHE_FAULT_EXIT, CompileResult, LeaseView, NodeCache, Obtained
+from neffcache_client.results import failure_text
 
 from neffcache_hook.launcher import find
 from neffcache_hook.launcher.classify import COMPILE_ERROR, Verdict, classify
@@ -73,8 +76,12 @@ class Work:
             self._folder.remove()
 
     def compile(self, lease: LeaseView) -> CompileResult:
-        """Run the real compiler into a private folder. What the node cache calls when it is this process's turn."""
+        """Run the real compiler into a private folder. What the node cache calls when it is this process's turn.
+
+        May be called again after a transient failure; only the last run's words reach the caller.
+        """
         job = self.job
+        self.clean_up()
         try:
             folder = PrivateFolder(job.output)
         except OSError as exc:
@@ -129,7 +136,7 @@ class Work:
             _explain(obtained)
         elif obtained.exit_code == 0 and self._folder is not None:
             self._folder.hand_over_rest()
-        elif obtained.message and obtained.exit_code != obtained.result.exit_code and self._output is not None:
+        if obtained.message and obtained.result is not None and self._output is not None:
             self._output.note(obtained.message)
         return obtained.exit_code
 
@@ -139,7 +146,8 @@ class Work:
         reason = (job.computed.uncacheable if job.computed else None) or "compiler_unknown"
         if job.settings.mode == "require":
             complain(f"this compile cannot be cached ({reason}) and NEFFCACHE_MODE=require forbids compiling")
-            return 1
+            job.record("failed", reason=reason, exit_code=CACHE_FAULT_EXIT)
+            return CACHE_FAULT_EXIT
         result = self.compile(LeaseView())
         job.record("uncacheable", reason=reason, compile_seconds=result.seconds, exit_code=result.exit_code)
         return self._hand_over(result)
@@ -148,7 +156,7 @@ class Work:
         """The cache broke: what the compiler has already done is still good; None when it has not run."""
         if self.job.settings.strict:
             complain(f"a fault in neffcache: {self.fault} (NEFFCACHE_STRICT=1)")
-            return 1
+            return CACHE_FAULT_EXIT
         if self._result is None:
             return None
         return self._hand_over(self._result)
@@ -171,9 +179,9 @@ class Work:
             output.note(f"{self.job.compiler} could not be started: {ended.could_not_start}")
         elif ended.supervisor_died:
             output.note("the process that supervises the compiler was killed, so the compile was ended")
-        elif code == 0 and not _size(folder.file):
-            # The caller takes exit 0 for a NEFF that is there.
-            output.note(f"the compiler reported success but left no output at {self.job.cmd.output}")
+        elif code == 0 and (damage := _damage(folder.file)):
+            # The caller takes exit 0 for a NEFF that is there and whole, and would cache what it finds.
+            output.note(f"the compiler reported success but {damage} at {self.job.cmd.output}")
             code, verdict = COMPILE_ERROR, Verdict("transient", None)
         if ended.stopped:
             verdict = Verdict("transient", None)
@@ -268,20 +276,23 @@ class _Watch:
 
 def _explain(obtained: Obtained) -> None:
     """Say why there is no NEFF when no compiler of ours said it."""
-    failure = obtained.failure
-    if failure is not None:
-        text = failure.log_tail.rstrip("\n") + "\n" if failure.log_tail else ""
-        since = time.strftime("%Y-%m-%d %H:%M:%S UTC", time.gmtime(failure.first_seen_at))
-        what = f"{failure.code or f'exit code {failure.exit_code}'} on {failure.host or 'another host'} at {since}"
-        text += f"neffcache: served from the stored failures: {what} ({failure.kind}); "
-        text += "NEFFCACHE_RETRY_FAILED=1 compiles again\n"
-        write_all(2, text.encode())
+    if obtained.failure is not None:
+        write_all(2, f"{failure_text(obtained.failure)}; NEFFCACHE_RETRY_FAILED=1 compiles again\n".encode())
     elif obtained.exit_code != 0:
         complain(obtained.message or obtained.reason or "the NEFF could not be had")
 
 
-def _size(path: str) -> int:
+def _damage(path: str) -> str | None:
+    """What is wrong with a finished output; None for a whole NEFF, and for a format that we cannot judge."""
     try:
-        return os.stat(path).st_size
-    except OSError:
-        return 0
+        if not os.stat(path).st_size:
+            return "left an empty file"
+        check_neff(path)
+    except FileNotFoundError:
+        return "left no output"
+    except (NeffTruncated, NeffChecksumMismatch) as exc:
+        return f"left a damaged NEFF ({exc})"
+    except (NeffInvalid, OSError):
+        # Not published (the node cache sees to that), but not ours to refuse either.
+        return None
+    return None

@@ -31,6 +31,8 @@ if TYPE_CHECKING:
     from neffcache_hook.key.compute import ComputedKey
     from neffcache_hook.key.identity import CompilerIdentity
 
+CACHE_FAULT_EXIT = 75
+"""As in `neffcache_client.results`, which is too heavy to import here."""
 STOPPING_SIGNALS = (1, 2, 15)
 """SIGHUP, SIGINT, SIGTERM: end the compile, exit 128+N. Those that were ignored at the start stay ignored."""
 
@@ -192,7 +194,7 @@ def _is_plain_file_target(output: str) -> bool:
 def _without_cache(job: Job, why: str, *, strict: bool, quiet: bool = False) -> NoReturn:
     if strict:
         complain(f"{why} (NEFFCACHE_STRICT=1, so nothing was compiled)")
-        os._exit(1)
+        os._exit(CACHE_FAULT_EXIT)
     if not quiet:
         complain(f"{why}; compiling without the cache")
     find.become(job.compiler, job.argv, job.environ)
