@@ -47,6 +47,8 @@ def register(sub: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
 
 def run(args: argparse.Namespace) -> int:
     """Run the demo; 0 when every promise held."""
+    # Before numpy is imported: its BLAS would start threads, which a forked rank would miss.
+    os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")
     try:
         models = _checked(args)
     except ValueError as exc:

@@ -16,7 +16,7 @@ from neffcache_hook.demo.fleet import Scenario
 def prepare() -> None:
     """In the parent, before any fork: threads started by torch would be missing in the children and hang them."""
     torch.set_num_threads(1)
-    torch.compile(torch.nn.Identity(), backend="eager", dynamic=False)(torch.zeros(1))
+    backend.preload()
 
 
 def rank_main(scenario: Scenario, rank: int, gate: int) -> dict[str, Any]:
