@@ -16,6 +16,13 @@ from support.waiting import wait_until
 
 TEN_MB = 10_000_000
 
+HEAVY = {
+    *("argparse", "ast", "ctypes", "dataclasses", "httpx", "importlib.metadata", "inspect", "logging", "pathlib"),
+    *("shutil", "signal", "site", "socket", "ssl", "subprocess", "tempfile", "threading", "traceback", "typing"),
+    *("uuid", "neffcache_client.api", "neffcache_client.node_cache", "neffcache_client.wire"),
+}
+"""What a local hit must not wait for."""
+
 CALLER = """
 import os, subprocess, sys
 p = subprocess.Popen(sys.argv[1:], stdout=subprocess.PIPE, stderr=subprocess.PIPE)
@@ -48,6 +55,24 @@ def test_a_hit_prints_nothing_and_runs_no_compiler(tmp_path: Path, compilers: Pa
     second = host.compile()
     assert second == (0, b"", b"", first.output)
     assert compiler.runs == 1
+
+
+def test_a_local_hit_imports_next_to_nothing(tmp_path: Path, compilers: Path) -> None:
+    host = Host(tmp_path, FakeCompiler(compilers))
+    first = host.compile()
+    program = [sys.executable, "-IS", "-X", "importtime", os.path.join(host.shim, "neuronx-cc")]
+    hit = subprocess.run(
+        [*program, *host.arguments(tmp_path / "T")], env=host.env, capture_output=True, text=True, check=True
+    )
+    assert (tmp_path / "T" / "module.neff").read_bytes() == first.output
+    imported = {line.rpartition("|")[2].strip() for line in hit.stderr.splitlines() if "import time:" in line}
+    assert "neffcache_client.local_tier" in imported
+    assert not imported & HEAVY
+    assert {name for name in imported if name.startswith("neffcache_hook.launcher.")} == {
+        "neffcache_hook.launcher.find",
+        "neffcache_hook.launcher.log",
+        "neffcache_hook.launcher.main",
+    }
 
 
 def test_ten_megabytes_on_both_streams_do_not_hang_and_arrive_whole(tmp_path: Path, compilers: Path) -> None:
@@ -112,7 +137,7 @@ def test_an_older_file_at_the_output_does_not_pass_for_a_result(tmp_path: Path, 
     assert host.compile().exit_code == 70
 
 
-@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT, signal.SIGHUP])
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGUSR1])
 def test_a_stop_signal_ends_everything_and_leaves_no_output(tmp_path: Path, compilers: Path, number: int) -> None:
     compiler = FakeCompiler(compilers, endless=True, partial=True, leave_grandchild=True)
     started = Host(tmp_path, compiler).start()
@@ -194,6 +219,16 @@ def test_a_switched_off_cache_is_not_there(tmp_path: Path, compilers: Path, more
     assert compiler.runs == 2
     assert f"--output {tmp_path}/T2/module.neff" in compiler.command_lines[1]
     assert not list(host.tier.glob("artifacts/*/*"))
+
+
+def test_wrapper_only_options_never_reach_the_compiler(tmp_path: Path, compilers: Path) -> None:
+    compiler = FakeCompiler(compilers)
+    host = Host(tmp_path, compiler)
+    host.compile("--no_cache", "--cache_dir=/x")
+    host.compile("--retry_failed_compilation", "--cache_dir=/x", graph=b"another")
+    assert compiler.runs == 2
+    for line in compiler.command_lines:
+        assert not any(option in line for option in ("--no_cache", "--cache_dir", "--retry_failed"))
 
 
 def test_a_bad_setting_never_breaks_the_job(tmp_path: Path, compilers: Path) -> None:

@@ -216,7 +216,7 @@ def serve(job: Job) -> int:
         return 128 + ended_by
     work.clean_up()
     if work.exit_code is None:
-        find.become(job.compiler, job.cmd.compiler_argv, job.environ)
+        find.become(job.compiler, job.arguments, job.environ)
     return work.exit_code
 
 

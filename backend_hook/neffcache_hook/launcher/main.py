@@ -33,8 +33,11 @@ if TYPE_CHECKING:
 
 CACHE_FAULT_EXIT = 75
 """As in `neffcache_client.results`, which is too heavy to import here."""
-STOPPING_SIGNALS = (1, 2, 15)
-"""SIGHUP, SIGINT, SIGTERM: end the compile, exit 128+N. Those that were ignored at the start stay ignored."""
+STOPPING_SIGNALS = (1, 2, 3, 10, 12, 14, 15, 24)
+"""HUP, INT, QUIT, USR1, USR2, ALRM, TERM, XCPU, all that ends a process unless caught: end the compile, exit 128+N.
+
+Schedulers announce a preemption by USR1 or USR2. Those that were ignored at the start stay ignored.
+"""
 
 
 class Caller:
@@ -55,15 +58,19 @@ class Caller:
             self.fd = -1
 
     def gone(self) -> bool:
-        """True when the caller has died. A caller that is process 1 of a container never counts as dead."""
-        return os.getppid() != self.pid
+        """True when the caller has died.
+
+        It may have died before this process could look, which leaves process 1 as the parent; but in a container
+        process 1 may be the caller. A pipe that nobody reads tells the two apart.
+        """
+        return os.getppid() != self.pid or (self.pid == 1 and _nobody_reads(1))
 
 
 class Job:
     """One compile, as far as it is known before the cache is asked."""
 
     __slots__ = (
-        "argv",
+        "arguments",
         "caller",
         "cmd",
         "compiler",
@@ -79,7 +86,8 @@ class Job:
     def __init__(self, caller: Caller, argv: list[str], environ: Mapping[str, str], compiler: str) -> None:
         self.started = time.monotonic()
         self.caller = caller
-        self.argv = argv
+        self.arguments = argv
+        """What the compiler is given if it runs as it is: without the wrapper-only options once they are known."""
         self.environ = environ
         self.compiler = compiler
         self.settings: ClientSettings
@@ -94,6 +102,20 @@ class Job:
         from neffcache_client.records import record
 
         record(self.settings.tier_dir, verdict=verdict, job=self.settings.job, rank=self.settings.rank, **fields)
+
+
+def _nobody_reads(fd: int) -> bool:
+    import select
+    import stat
+
+    try:
+        if not stat.S_ISFIFO(os.fstat(fd).st_mode):
+            return False
+        poll = select.poll()
+        poll.register(fd, 0)
+        return any(event & select.POLLERR for _, event in poll.poll(0))
+    except OSError:
+        return False
 
 
 def main(argv: list[str], site_dirs: list[str]) -> NoReturn:
@@ -127,9 +149,10 @@ def main(argv: list[str], site_dirs: list[str]) -> NoReturn:
 def _answer(job: Job) -> int:
     """The exit code of a compile that the cache may answer."""
     if not _prepare(job):
-        find.become(job.compiler, job.argv, job.environ)
+        find.become(job.compiler, job.arguments, job.environ)
     if job.computed is not None and job.computed.key and _local_hit(job, job.computed.key):
         return 0
+    _without_httpx_command_line()
     from neffcache_hook.launcher import compile as slow
 
     return slow.serve(job)
@@ -139,10 +162,13 @@ def _prepare(job: Job) -> bool:
     """Parse, identify, compute the key. False: nothing for a cache, leave it to the compiler."""
     from neffcache_hook.key.command import parse
 
-    cmd = parse(job.argv, job.environ)
-    if cmd is None or cmd.no_cache or not cmd.output:
+    cmd = parse(job.arguments, job.environ)
+    if cmd is None:
         return False
     job.cmd = cmd
+    job.arguments = cmd.compiler_argv
+    if cmd.no_cache or not cmd.output:
+        return False
     # The compiler would write through a symlink; a rename would replace it.
     job.output = os.path.realpath(cmd.output) if os.path.islink(cmd.output) else cmd.output
     if not _is_plain_file_target(job.output):
@@ -185,6 +211,14 @@ def _local_hit(job: Job, key: str) -> bool:
     return True
 
 
+def _without_httpx_command_line() -> None:
+    """httpx imports its own command line where click and rich are installed: half of its 90 ms, for nothing.
+
+    It copes with that module's absence, and this process is nobody else's.
+    """
+    sys.modules.setdefault("httpx._main", None)  # type: ignore[arg-type]
+
+
 def _is_plain_file_target(output: str) -> bool:
     """True when `output` is a regular file or absent, in a folder that exists: a rename replaces even a device."""
     folder = os.path.dirname(output) or os.curdir
@@ -197,7 +231,7 @@ def _without_cache(job: Job, why: str, *, strict: bool, quiet: bool = False) -> 
         os._exit(CACHE_FAULT_EXIT)
     if not quiet:
         complain(f"{why}; compiling without the cache")
-    find.become(job.compiler, job.argv, job.environ)
+    find.become(job.compiler, job.arguments, job.environ)
 
 
 def _strict(environ: Mapping[str, str]) -> bool:
