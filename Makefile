@@ -6,7 +6,7 @@ BIN    := $(VENV)/bin
 TORCH  ?= torch==2.13.0
 PIP    := $(BIN)/python -m pip install --quiet --disable-pip-version-check
 
-.PHONY: demo demo-64 test quick lint format types bench serve clean
+.PHONY: demo demo-64 test quick lint format types docs bench serve clean system
 
 demo: $(VENV)/.demo
 	$(BIN)/neffcache demo --ranks 8 --hosts 2
@@ -14,8 +14,19 @@ demo: $(VENV)/.demo
 demo-64: $(VENV)/.demo
 	$(BIN)/neffcache demo --ranks 64 --hosts 8 --json out.json
 
-test: lint types
-	$(BIN)/python -m pytest
+test: lint types system
+	$(BIN)/python -m pytest -n 2
+
+# Programs that tests start and pip cannot bring. As root they are installed from Debian's packages.
+PROGRAMS := haproxy
+system:
+	@missing=""; for p in $(PROGRAMS); do command -v $$p >/dev/null || test -x /usr/sbin/$$p || missing="$$missing $$p"; done; \
+	if [ -n "$$missing" ] && [ "$$(id -u)" = 0 ] && command -v apt-get >/dev/null; then \
+	  apt-get update -qq && DEBIAN_FRONTEND=noninteractive apt-get install -y -qq --no-install-recommends $$missing >/dev/null; \
+	elif [ -n "$$missing" ]; then echo "please install:$$missing" >&2; exit 1; fi
+
+docs: $(VENV)/.dev
+	$(BIN)/python docs/generate.py
 
 quick: $(VENV)/.dev
 	$(BIN)/python -m pytest -m "not slow"
