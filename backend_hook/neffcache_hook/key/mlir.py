@@ -60,7 +60,7 @@ def _iree() -> tuple[Any, Any]:
 
 def _jaxlib() -> tuple[Any, Any]:
     from jaxlib.mlir import ir
-    from jaxlib.mlir._mlir_libs import _chlo, _jax_mlir_ext, _stablehlo
+    from jaxlib.mlir._mlir_libs import _chlo, _jax_mlir_ext, _mlirHlo, _sdy, _stablehlo
 
     registry = ir.DialectRegistry()
     _jax_mlir_ext.register_dialects(registry)
@@ -69,6 +69,8 @@ def _jaxlib() -> tuple[Any, Any]:
     context.load_all_available_dialects()
     _stablehlo.register_dialect(context, True)
     _chlo.register_dialect(context, True)
+    _sdy.register_dialect(context, True)
+    _mlirHlo.register_mhlo_dialect(context, True)
     return ir, context
 
 
