@@ -7,18 +7,20 @@ from __future__ import annotations
 
 import hashlib
 import os
+import tempfile
 
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
-from neffcache_hook.key import ir, nki
+from neffcache_hook.key import ir, nki, spawn
 from neffcache_hook.key.command import parse
 from neffcache_hook.key.options import BY_SPELLING
 from support import pinned
 
-EXAMPLES = int(os.environ.get("FUZZ_EXAMPLES", "150"))
+EXAMPLES = int(os.environ.get("FUZZ_EXAMPLES", "100"))
 bounded = settings(max_examples=EXAMPLES, deadline=None, database=None, suppress_health_check=list(HealthCheck))
 
 HLO = [path.read_bytes() for path in pinned.graphs() if path.name.endswith(".pb")]
+BYTECODE = [path.read_bytes() for path in pinned.graphs() if path.name.endswith(".mlirbc")]
 TEXT = [path.read_bytes() for path in pinned.graphs() if path.name.endswith(".mlir")]
 
 
@@ -53,6 +55,21 @@ def test_damaged_text_has_a_digest(module: bytes, draw: st.DataObject) -> None:
     for _ in range(draw.draw(st.integers(0, 3))):
         data[draw.draw(st.integers(0, len(data) - 1))] = draw.draw(st.integers(9, 255))
     check(bytes(data[: draw.draw(st.integers(0, len(data)))]))
+
+
+@settings(bounded, max_examples=max(12, EXAMPLES // 10))
+@given(st.sampled_from(BYTECODE), st.data())
+def test_damaged_bytecode_has_a_digest_though_the_parser_aborts(module: bytes, draw: st.DataObject) -> None:
+    """Through the worker: in this process MLIR would take the tests down with it."""
+    data = bytearray(module)
+    for _ in range(draw.draw(st.integers(1, 3))):
+        data[draw.draw(st.integers(4, len(data) - 1))] = draw.draw(st.integers(0, 255))
+    raw = hashlib.sha256(data).hexdigest()
+    with tempfile.TemporaryFile() as file:
+        file.write(data)
+        file.seek(0)
+        found = spawn.canonicalise(file.fileno(), raw)
+    assert found["canonicaliser"] != "raw" or found["digest"] == raw
 
 
 WORDS = st.one_of(

@@ -74,11 +74,10 @@ def _message(file: Any, name: str, fields: list[tuple[int, str, str, bool]]) -> 
 def _unknown_counter() -> Any:
     """A function telling how many undeclared fields a message holds, in whatever way this protobuf can."""
     try:
-        return lambda message, of=importlib.import_module("google.protobuf.unknown_fields").UnknownFieldSet: len(
-            of(message)
-        )
+        fields = importlib.import_module("google.protobuf.unknown_fields").UnknownFieldSet
     except ImportError:
         return lambda message: len(message.UnknownFields())
+    return lambda message: len(fields(message))
 
 
 _unknown_fields = _unknown_counter()

@@ -15,9 +15,12 @@ def main(argv: list[str]) -> None:
     """`argv` holds the import path of the launcher. Leaves without running anybody's exit handlers."""
     sys.path[:] = argv
     import json
+    import resource
 
     from neffcache_hook.key import ir
 
+    # MLIR aborts on some damaged bytecode; that is expected here and must leave no core file in the user's folder.
+    resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
     # Bindings write to fd 1 and 2 when they please; the answer goes where nobody else can write.
     answer_fd = os.dup(1)
     quiet = os.open(os.devnull, os.O_WRONLY)
