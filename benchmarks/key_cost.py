@@ -4,7 +4,8 @@
 
 The HLO module is a chain of small instructions with the metadata that jax writes, the worst kind: about a hundred
 bytes each. Each row runs in a process of its own; `memory` is the growth of its peak, the module's own bytes
-included, as a multiple of the module; times after imports are the best of seven. Limits of the design: 250 ms after imports and 8x for 6 MiB of HLO.
+included, as a multiple of the module. Times after imports are the best of seven, and their limit holds for CPU
+time: 250 ms and 8x for 6 MiB of HLO.
 """
 
 from __future__ import annotations
@@ -34,11 +35,11 @@ before = peak()
 data = open(sys.argv[1], "rb").read()
 runs = []
 for _ in range(7):
-    started = time.perf_counter()
+    started, started_cpu = time.perf_counter(), time.process_time()
     found = ir.canonicalise(data)
-    runs.append((time.perf_counter() - started) * 1e3)
+    runs.append(((time.process_time() - started_cpu) * 1e3, (time.perf_counter() - started) * 1e3))
 assert found["kind"] == "{kind}", found["why"]
-print(json.dumps({{"ms": min(runs), "memory": (peak() - before) / len(data)}}))
+print(json.dumps({{"ms": min(runs)[1], "cpu_ms": min(runs)[0], "memory": (peak() - before) / len(data)}}))
 """
 
 KEY = """
@@ -125,11 +126,12 @@ def main() -> int:
         rows = measure(Path(folder), args.mib)
     for name, row in rows.items():
         memory = f"{row['memory']:>8.1f}x" if "memory" in row else ""
-        print(f"{name:44}{row['ms']:>9.1f} ms{memory}")
+        cpu = f"{row['cpu_ms']:>9.1f} ms CPU" if "cpu_ms" in row else ""
+        print(f"{name:44}{row['ms']:>9.1f} ms{cpu}{memory}")
     if args.json:
         args.json.write_text(json.dumps(rows, indent=2))
     first = next(iter(rows.values()))
-    good = first["ms"] <= MS_LIMIT and first["memory"] <= MEMORY_LIMIT
+    good = first["cpu_ms"] <= MS_LIMIT and first["memory"] <= MEMORY_LIMIT
     print(f"limits for HLO: {MS_LIMIT:g} ms and {MEMORY_LIMIT:g}x: {'ok' if good else 'EXCEEDED'}")
     return 0 if good else 1
 
