@@ -44,13 +44,18 @@ def canonicalise(data: bytes) -> dict[str, Any]:
 
 
 def _parse(data: bytes, found: nki.References, ops: dict[str, int]) -> tuple[str, str, bytes]:
-    if data.startswith(_BYTECODE) or _is_text(data):
+    if is_mlir(data):
         from neffcache_hook.key import mlir
 
         return "mlir", mlir.NAME, mlir.canonicalise(data, found, ops)
     from neffcache_hook.key import hlo
 
     return "hlo", hlo.NAME, hlo.canonicalise(data, found, ops)
+
+
+def is_mlir(data: bytes) -> bool:
+    """Whether `data` is tried as MLIR; everything else is tried as an HLO protobuf."""
+    return data.startswith(_BYTECODE) or _is_text(data)
 
 
 def _is_text(data: bytes) -> bool:

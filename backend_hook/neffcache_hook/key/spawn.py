@@ -27,7 +27,7 @@ def canonicalise(fd: int, raw_digest: str) -> dict[str, Any]:
     why = "the worker ended without an answer"
     found: Any = None
     try:
-        found = json.loads(_ask(fd))
+        found = json.loads(_ask(fd, "canonicalise"))
     except OSError as exc:
         why = f"the worker could not be started: {exc}"
     except ValueError:
@@ -39,6 +39,16 @@ def canonicalise(fd: int, raw_digest: str) -> dict[str, Any]:
     return dict(found)
 
 
+def summarise(fd: int) -> str | None:
+    """The summary of the graph in the open file `fd` (see `summary`), or None. Never raises."""
+    try:
+        os.lseek(fd, 0, os.SEEK_SET)
+        found = json.loads(_ask(fd, "summarise"))
+    except (OSError, ValueError):
+        return None
+    return found if isinstance(found, str) else None
+
+
 def _raw(fd: int, why: str) -> dict[str, Any]:
     from neffcache_hook.key import ir
 
@@ -47,11 +57,11 @@ def _raw(fd: int, why: str) -> dict[str, Any]:
         return ir.raw(file.read(), why, keep=False)
 
 
-def _ask(fd: int) -> bytes:
+def _ask(fd: int, task: str) -> bytes:
     if not sys.executable:
         raise OSError("no interpreter")
     worker = os.path.join(os.path.dirname(os.path.abspath(__file__)), "worker.py")
-    argv = [sys.executable, "-I", "-S", "-B", worker, *(os.path.abspath(entry) for entry in sys.path)]
+    argv = [sys.executable, "-I", "-S", "-B", worker, task, *(os.path.abspath(entry) for entry in sys.path)]
     reading, writing = os.pipe()
     pid = 0
     try:

@@ -1,4 +1,5 @@
-"""The process that canonicalises a graph: reads it from stdin, writes one JSON object to stdout.
+"""The process that reads a graph from stdin and writes one JSON value to stdout: what its canonical form is, or,
+asked to `summarise`, what it consists of.
 
 A process of its own because MLIR's bindings take time and memory that a launcher on its way to a hit must not
 spend, print notices of their own when they end, and may abort on a damaged file. Whatever happens here, the
@@ -10,10 +11,12 @@ from __future__ import annotations
 import os
 import sys
 
+SUMMARISE = "summarise"
+
 
 def main(argv: list[str]) -> None:
-    """`argv` holds the import path of the launcher. Leaves without running anybody's exit handlers."""
-    sys.path[:] = argv
+    """`argv` holds the task and the launcher's import path. Leaves without running anybody's exit handlers."""
+    sys.path[:] = argv[1:]
     import json
     import resource
 
@@ -28,10 +31,20 @@ def main(argv: list[str]) -> None:
     os.dup2(quiet, 2)
     with open(0, "rb", closefd=False) as file:
         data = file.read()
-    encoded = json.dumps(ir.canonicalise(data)).encode()
+    encoded = json.dumps(_summary(data) if argv[0] == SUMMARISE else ir.canonicalise(data)).encode()
     while encoded:
         encoded = encoded[os.write(answer_fd, encoded) :]
     os._exit(0)
+
+
+def _summary(data: bytes) -> str | None:
+    from neffcache_hook.key import summary
+
+    try:
+        return summary.summarise(data)
+    except Exception:
+        # Each parser has its own errors, and a miss can do without.
+        return None
 
 
 if __name__ == "__main__":
