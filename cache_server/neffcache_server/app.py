@@ -12,6 +12,7 @@ from fastapi import FastAPI
 
 from neffcache_server.blobs.endpoints import router as blobs
 from neffcache_server.blobs.service import BlobService
+from neffcache_server.database.clock import DatabaseClock
 from neffcache_server.database.engine import open_database
 from neffcache_server.entries.endpoints import router as entries
 from neffcache_server.entries.repository import EntryRepository
@@ -73,10 +74,10 @@ def create_app(settings: ServerSettings) -> FastAPI:
     return app
 
 
-def open_state(settings: ServerSettings) -> State:
+def open_state(settings: ServerSettings, clock: DatabaseClock | None = None) -> State:
     """The parts of a server. Connects to nothing yet. Raises SetupError."""
     store = open_store(settings)
-    database = open_database(settings.effective_database_url, busy_seconds=settings.busy_seconds)
+    database = open_database(settings, clock=clock)
     hub = LocalHub()
     counter = HitCounter(database)
     entry_rows = EntryRepository(database)

@@ -59,6 +59,8 @@ def run_db(args: argparse.Namespace) -> int:
     def act(settings: ServerSettings) -> int:
         url = settings.effective_database_url
         if args.action == "upgrade":
+            if settings.embedded:
+                settings.data_dir.mkdir(parents=True, exist_ok=True)
             print(f"database is at revision {upgrade(url)}")  # noqa: T201  # the command's output
             return 0
         current = is_current(url)

@@ -65,6 +65,16 @@ class ServerSettings(BaseSettings):
     )
     flush_seconds: float = Field(1.0, gt=0, description="Counts of hits are written this often.")
     busy_seconds: float = Field(30.0, gt=0, description="How long a statement waits for SQLite's lock.")
+    database_pool_size: int = Field(
+        10, ge=1, le=1000, description="Connections to PostgreSQL per process; waiting requests hold none."
+    )
+    database_pool_seconds: float = Field(
+        10.0, gt=0, description="How long a request waits for one of them before it is answered 503."
+    )
+    database_connect_seconds: float = Field(5.0, gt=0, description="How long a new connection to PostgreSQL may take.")
+    database_statement_seconds: float = Field(
+        15.0, gt=0, description="How long a statement in PostgreSQL may take, waiting for locks included."
+    )
     keep_leases_seconds: float = Field(
         86400.0, ge=3600, description="How long the record of an ended lease is kept, to answer repeated requests."
     )

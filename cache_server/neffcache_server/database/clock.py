@@ -6,26 +6,19 @@ A server's or client's clock may be wrong by minutes, and two replicas then disa
 
 from __future__ import annotations
 
-from sqlalchemy import ColumnElement, Double, cast, func, literal, literal_column
+from sqlalchemy import ColumnElement, Double, cast, func, literal_column
 
 _SQLITE_NOW = "((julianday('now') - 2440587.5) * 86400.0)"
 
 
 class DatabaseClock:
-    """Makes the SQL expression for the present instant in Unix seconds.
+    """Makes the SQL expression for the present instant in Unix seconds. Tests put another in its place."""
 
-    `offset` shifts it: tests let a TTL pass by adding to it instead of sleeping.
-    """
-
-    def __init__(self, dialect: str, offset: float = 0.0) -> None:
+    def __init__(self, dialect: str) -> None:
         self._dialect = dialect
-        self.offset = offset
 
     def now(self) -> ColumnElement[float]:
         """The instant at which the database evaluates the statement (not the start of its transaction)."""
-        base: ColumnElement[float]
         if self._dialect == "postgresql":
-            base = cast(func.extract("epoch", func.clock_timestamp()), Double)
-        else:
-            base = literal_column(_SQLITE_NOW, Double)
-        return base + literal(self.offset, Double) if self.offset else base
+            return cast(func.extract("epoch", func.clock_timestamp()), Double)
+        return literal_column(_SQLITE_NOW, Double)

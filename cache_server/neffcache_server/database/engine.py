@@ -8,12 +8,13 @@ from typing import Any, NewType
 
 from sqlalchemy import event
 from sqlalchemy.engine import URL, make_url
-from sqlalchemy.exc import DBAPIError, IntegrityError, ProgrammingError
+from sqlalchemy.exc import ArgumentError, DBAPIError, IntegrityError, ProgrammingError
 from sqlalchemy.exc import TimeoutError as PoolTimeout
 from sqlalchemy.ext.asyncio import AsyncConnection, AsyncEngine, create_async_engine
 
 from neffcache_server.database.clock import DatabaseClock
-from neffcache_server.problems import DatabaseUnavailable
+from neffcache_server.problems import DatabaseUnavailable, SetupError
+from neffcache_server.settings import ServerSettings
 
 ReadConnection = NewType("ReadConnection", AsyncConnection)
 WriteConnection = NewType("WriteConnection", ReadConnection)
@@ -28,14 +29,23 @@ _SQLITE_PRAGMAS = (
 class Database:
     """One database. Make it with `open_database`, end it with `close`."""
 
-    def __init__(self, url: URL, reader: AsyncEngine, writer: AsyncEngine) -> None:
-        self.url = url
+    def __init__(
+        self,
+        url: URL,
+        reader: AsyncEngine,
+        writer: AsyncEngine,
+        clock: DatabaseClock,
+        connect_args: dict[str, Any] | None = None,
+    ) -> None:
         self.dialect = url.get_backend_name()
-        self.clock = DatabaseClock(self.dialect)
+        self.clock = clock
         self.on_fault: Callable[[], None] = lambda: None
         """Called when the database failed: leases may have run out while nobody could renew them."""
         self._reader = reader
         self._writer = writer
+        self._url = url
+        self._connect_args = connect_args or {}
+        self._driver_errors = driver_errors(self.dialect)
 
     @asynccontextmanager
     async def read(self) -> AsyncIterator[ReadConnection]:
@@ -62,7 +72,7 @@ class Database:
                 yield connection
         except (IntegrityError, ProgrammingError):
             raise
-        except (DBAPIError, PoolTimeout) as exc:
+        except (DBAPIError, PoolTimeout, TimeoutError, *self._driver_errors) as exc:
             self.on_fault()
             raise DatabaseUnavailable from exc
         except OSError as exc:
@@ -72,6 +82,15 @@ class Database:
             self.on_fault()
             raise DatabaseUnavailable from exc
 
+    async def connect_driver(self) -> Any:
+        """A connection of the bare driver (asyncpg), outside of the pool, the caller's to close. PostgreSQL only."""
+        import asyncpg
+
+        arguments, options = self._writer.dialect.create_connect_args(self._url)
+        for ours in ("prepared_statement_cache_size", "prepared_statement_name_func"):
+            options.pop(ours, None)
+        return await asyncpg.connect(*arguments, **{**options, **self._connect_args})
+
     async def close(self) -> None:
         """Close every connection."""
         await self._reader.dispose()
@@ -79,16 +98,31 @@ class Database:
             await self._writer.dispose()
 
 
-def open_database(url: str, *, busy_seconds: float = 30.0, readers: int = 4) -> Database:
-    """Prepare engines for `url`; connects at first use."""
-    parsed = async_url(url)
+def open_database(settings: ServerSettings, *, readers: int = 4, clock: DatabaseClock | None = None) -> Database:
+    """Prepare engines for the settings' database; connects at first use. Tests bring their own `clock`.
+
+    Raises SetupError for a URL that cannot be used.
+    """
+    parsed = _checked_url(settings.effective_database_url)
+    clock = clock or DatabaseClock(parsed.get_backend_name())
+    busy_seconds = settings.busy_seconds
     if parsed.get_backend_name() == "sqlite":
         reader = _sqlite_engine(parsed, "BEGIN", busy_seconds, size=readers)
         # One writing connection: writers queue fairly in the pool. Several would poll SQLite's lock with sleeps.
         writer = _sqlite_engine(parsed, "BEGIN IMMEDIATE", busy_seconds, size=1)
-        return Database(parsed, reader, writer)
-    engine = create_async_engine(parsed, hide_parameters=True, pool_pre_ping=True, pool_size=10)
-    return Database(parsed, engine, engine)
+        return Database(parsed, reader, writer, clock)
+    connect_args = _postgres_options(settings)
+    engine = _postgres_engine(parsed, settings, connect_args)
+    return Database(parsed, engine, engine, clock, connect_args)
+
+
+def driver_errors(dialect: str) -> tuple[type[Exception], ...]:
+    """What the driver raises past SQLAlchemy when it cannot connect (starting up, no such database, password)."""
+    if dialect != "postgresql":
+        return ()
+    import asyncpg
+
+    return asyncpg.PostgresError, asyncpg.InterfaceError
 
 
 def async_url(url: str) -> URL:
@@ -98,6 +132,45 @@ def async_url(url: str) -> URL:
     if driver is None:
         raise ValueError(f"unsupported database {parsed.get_backend_name()!r}: use sqlite:///… or postgresql://…")
     return parsed.set(drivername=driver)
+
+
+def _checked_url(url: str) -> URL:
+    try:
+        return async_url(url)
+    except (ValueError, ArgumentError) as exc:
+        raise SetupError(f"NEFFCACHE_SERVER_DATABASE_URL cannot be used: {exc}") from exc
+
+
+def _postgres_options(settings: ServerSettings) -> dict[str, Any]:
+    milliseconds = str(int(settings.database_statement_seconds * 1000))
+    return {
+        "timeout": settings.database_connect_seconds,
+        # The driver's own limit, for a server that has gone silent, lies above what the server enforces.
+        "command_timeout": settings.database_statement_seconds + 5.0,
+        "server_settings": {
+            "application_name": "neffcache",
+            "statement_timeout": milliseconds,
+            "idle_in_transaction_session_timeout": milliseconds,
+        },
+    }
+
+
+def _postgres_engine(url: URL, settings: ServerSettings, connect_args: dict[str, Any]) -> AsyncEngine:
+    # READ COMMITTED on purpose. A transition locks its key's row first and reads after that, each statement seeing
+    # what was committed before it, and every change repeats its condition in WHERE. Stricter levels would only add
+    # serialisation failures that have to be retried.
+    return create_async_engine(
+        url,
+        hide_parameters=True,
+        isolation_level="READ COMMITTED",
+        pool_size=settings.database_pool_size,
+        max_overflow=0,
+        pool_timeout=settings.database_pool_seconds,
+        # After a restart of PostgreSQL every pooled connection is dead; without the ping each would cost a request.
+        pool_pre_ping=True,
+        pool_recycle=1800,
+        connect_args=connect_args,
+    )
 
 
 def _sqlite_engine(url: URL, begin: str, busy_seconds: float, size: int) -> AsyncEngine:

@@ -1,4 +1,4 @@
-"""The tables. SQLite and PostgreSQL share them; Alembic's first revision creates them.
+"""The tables. SQLite and PostgreSQL share them; Alembic's revisions create them.
 
 Instants are Unix seconds by the database's clock (see `clock`). Whoever changes an entry, or the lease or failure
 of its key, first locks the key's row in `entries`, so transitions of one key queue up behind each other.
@@ -162,6 +162,24 @@ uploads = Table(
     Column("epoch", BigInteger().with_variant(Integer, "sqlite"), primary_key=True, autoincrement=False),
     Column("sha256", String(64), primary_key=True),
     Column("stored_at", Double, nullable=False),
+)
+
+# Uploads that were sent to the store by a presigned URL; the store is asked about them when they are published.
+tickets = Table(
+    "tickets",
+    metadata,
+    Column("epoch", BigInteger().with_variant(Integer, "sqlite"), primary_key=True, autoincrement=False),
+    Column("sha256", String(64), primary_key=True),
+    Column("size", BigInteger, nullable=False),
+    Column("issued_at", Double, nullable=False),
+)
+
+# One row: when some replica could last have taken a heartbeat.
+pulse = Table(
+    "pulse",
+    metadata,
+    Column("id", Integer, primary_key=True, autoincrement=False),
+    Column("beaten_at", Double, nullable=False),
 )
 
 differences = Table(

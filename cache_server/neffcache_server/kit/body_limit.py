@@ -7,7 +7,7 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 
 class BodyLimit:
-    """Refuses bodies of more than `limit` bytes with 413, except those of PUT, which stream and count for themselves."""
+    """Refuses bodies of more than `limit` bytes with 413, except of PUT: those stream and count for themselves."""
 
     def __init__(self, app: ASGIApp, limit: int) -> None:
         self._app = app

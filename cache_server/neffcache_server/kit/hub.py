@@ -18,6 +18,9 @@ class EventHub(Protocol):
     async def announce(self, topic: Topic) -> None:
         """A committed change of `topic` is there to be seen."""
 
+    async def run(self) -> None:
+        """Whatever has to go on in the background for that, until it is cancelled."""
+
 
 class LocalHub:
     """The hub of a single process."""
@@ -37,5 +40,17 @@ class LocalHub:
         return end
 
     async def announce(self, topic: Topic) -> None:
+        self.announce_now(topic)
+
+    async def run(self) -> None:
+        return
+
+    def announce_now(self, topic: Topic) -> None:
+        """The same for callers that cannot await."""
         for listener in tuple(self._listeners.get(topic, ())):
             listener()
+
+    def announce_everything(self) -> None:
+        """Announcements may have been missed: everybody looks."""
+        for topic in tuple(self._listeners):
+            self.announce_now(topic)

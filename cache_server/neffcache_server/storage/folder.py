@@ -10,7 +10,7 @@ from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import TypeVar
 
-from anyio import CancelScope, to_thread
+from anyio import to_thread
 from neffcache_client.wire import UploadAnswer
 
 from neffcache_server.problems import SetupError, StorageUnavailable
@@ -101,9 +101,7 @@ async def _in_thread(call: Callable[..., T], *args: object) -> T:
         except OSError as exc:
             raise StorageUnavailable(f"the cache's blob folder failed: {exc.strerror}") from exc
 
-    # A descriptor must not be closed, nor a staging file removed, under a thread that still uses it.
-    with CancelScope(shield=True):
-        return await to_thread.run_sync(run)
+    return await to_thread.run_sync(run)
 
 
 def _place(file: Path, target: Path) -> None:
