@@ -21,7 +21,8 @@ from neffcache_server.failures.repository import FailureRepository
 from neffcache_server.handlers import install_handlers, problem_openapi
 from neffcache_server.health.endpoints import router as health
 from neffcache_server.kit.body_limit import BodyLimit
-from neffcache_server.kit.hub import LocalHub
+from neffcache_server.kit.hub import EventHub, LocalHub
+from neffcache_server.kit.notify_hub import NotifyHub
 from neffcache_server.leases.endpoints import router as leases
 from neffcache_server.leases.publish import PublishService
 from neffcache_server.leases.service import LeaseService
@@ -52,6 +53,7 @@ def create_app(settings: ServerSettings) -> FastAPI:
         try:
             await state.leases.start()
             tasks += [
+                asyncio.create_task(state.hub.run()),
                 asyncio.create_task(state.leases.outage.watch()),
                 asyncio.create_task(state.counter.flush_every(settings.flush_seconds)),
                 asyncio.create_task(state.leases.purge_every(_PURGE_SECONDS)),
@@ -78,7 +80,7 @@ def open_state(settings: ServerSettings, clock: DatabaseClock | None = None) -> 
     """The parts of a server. Connects to nothing yet. Raises SetupError."""
     store = open_store(settings)
     database = open_database(settings, clock=clock)
-    hub = LocalHub()
+    hub: EventHub = LocalHub() if settings.embedded else NotifyHub(database.connect_driver)
     counter = HitCounter(database)
     entry_rows = EntryRepository(database)
     lease_service = LeaseService(database, hub, counter, settings)

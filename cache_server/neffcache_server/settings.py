@@ -71,7 +71,9 @@ class ServerSettings(BaseSettings):
     database_pool_seconds: float = Field(
         10.0, gt=0, description="How long a request waits for one of them before it is answered 503."
     )
-    database_connect_seconds: float = Field(5.0, gt=0, description="How long a new connection to PostgreSQL may take.")
+    database_connect_seconds: float = Field(
+        5.0, gt=0, description="How long a new connection to PostgreSQL may take."
+    )
     database_statement_seconds: float = Field(
         15.0, gt=0, description="How long a statement in PostgreSQL may take, waiting for locks included."
     )

@@ -84,8 +84,9 @@ class BlobService:
             with CancelScope(shield=True):
                 await to_thread.run_sync(staged.discard)
         async with self._db.write() as db:
-            await self._repo.put(db, lease.namespace, blob, lease.epoch)
+            # Keys before blobs, the order in which a removal locks them.
             healed = await self._entries.blob_back(db, lease.namespace, sha256)
+            await self._repo.put(db, lease.namespace, blob, lease.epoch)
         for key in healed:
             await self._hub.announce((lease.namespace, key))
         return blob

@@ -13,7 +13,7 @@ from sqlalchemy.exc import TimeoutError as PoolTimeout
 from sqlalchemy.ext.asyncio import AsyncConnection, AsyncEngine, create_async_engine
 
 from neffcache_server.database.clock import DatabaseClock
-from neffcache_server.problems import DatabaseUnavailable, SetupError
+from neffcache_server.problems import DatabaseUnavailable, InvalidRequest, SetupError
 from neffcache_server.settings import ServerSettings
 
 ReadConnection = NewType("ReadConnection", AsyncConnection)
@@ -45,7 +45,7 @@ class Database:
         self._writer = writer
         self._url = url
         self._connect_args = connect_args or {}
-        self._driver_errors = driver_errors(self.dialect)
+        self._faults = (DBAPIError, PoolTimeout, TimeoutError, *driver_errors(self.dialect))
 
     @asynccontextmanager
     async def read(self) -> AsyncIterator[ReadConnection]:
@@ -72,13 +72,12 @@ class Database:
                 yield connection
         except (IntegrityError, ProgrammingError):
             raise
-        except (DBAPIError, PoolTimeout, TimeoutError, *self._driver_errors) as exc:
-            self.on_fault()
-            raise DatabaseUnavailable from exc
-        except OSError as exc:
-            # asyncpg lets a refused connection through as it is; an OSError from inside the block is not ours.
-            if opened:
+        except Exception as exc:
+            if not isinstance(exc, self._faults) and (opened or not isinstance(exc, OSError)):
+                # asyncpg lets a refused connection through as it is; an OSError from inside the block is not ours.
                 raise
+            if _is_bad_value(exc):
+                raise InvalidRequest("a value in the request is out of the range that can be stored") from exc
             self.on_fault()
             raise DatabaseUnavailable from exc
 
@@ -123,6 +122,14 @@ def driver_errors(dialect: str) -> tuple[type[Exception], ...]:
     import asyncpg
 
     return asyncpg.PostgresError, asyncpg.InterfaceError
+
+
+def _is_bad_value(exc: Exception) -> bool:
+    """True for PostgreSQL's class 22 and its driver's own check of parameters: the database is well."""
+    if not isinstance(exc, DBAPIError):
+        return False
+    cause = exc.orig.__cause__ if exc.orig is not None else None
+    return str(getattr(exc.orig, "sqlstate", None) or "").startswith("22") or isinstance(cause, ValueError)
 
 
 def async_url(url: str) -> URL:

@@ -64,16 +64,17 @@ def alembic_config(connection: Connection | None = None) -> Config:
 async def _with_connection(url: str, act: Any) -> Any:
     from neffcache_server.database.engine import async_url, driver_errors
 
-    driver: tuple[type[Exception], ...] = ()
     try:
-        driver = driver_errors(async_url(url).get_backend_name())
+        faults = (SQLAlchemyError, OSError, *driver_errors(async_url(url).get_backend_name()))
         engine = create_async_engine(async_url(url), hide_parameters=True)
     except (SQLAlchemyError, ValueError) as exc:
         raise SetupError(f"the database URL cannot be used: {exc}") from exc
     try:
         async with engine.begin() as connection:
             return await connection.run_sync(act)
-    except (SQLAlchemyError, OSError, *driver) as exc:
+    except Exception as exc:
+        if not isinstance(exc, faults):
+            raise
         raise SetupError(f"the database cannot be used: {_reason(exc)}") from exc
     finally:
         await engine.dispose()

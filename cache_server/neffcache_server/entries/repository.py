@@ -35,6 +35,7 @@ class EntryRepository:
 
     def __init__(self, database: Database) -> None:
         self._clock = database.clock
+        self._dialect = database.dialect
 
     async def present(self, db: ReadConnection, namespace: str, keys: list[str]) -> dict[str, Artifact]:
         """Artifacts of those keys that are present."""
@@ -101,6 +102,7 @@ class EntryRepository:
 
     async def blob_lost(self, db: WriteConnection, namespace: str, sha256: str) -> list[str]:
         """Mark entries whose blob has disappeared, so that their keys are compiled again; which keys."""
+        await self._lock(db, namespace, sha256)
         statement = (
             update(entries)
             .where(entries.c.namespace == namespace, entries.c.sha256 == sha256, entries.c.state == "present")
@@ -111,6 +113,7 @@ class EntryRepository:
 
     async def blob_back(self, db: WriteConnection, namespace: str, sha256: str) -> list[str]:
         """The blob was uploaded again: entries that missed it are served again; which keys."""
+        await self._lock(db, namespace, sha256)
         statement = (
             update(entries)
             .where(entries.c.namespace == namespace, entries.c.sha256 == sha256, entries.c.state == "missing")
@@ -118,6 +121,16 @@ class EntryRepository:
             .returning(entries.c.key)
         )
         return [row.key for row in (await db.execute(statement)).all()]
+
+    async def _lock(self, db: WriteConnection, namespace: str, sha256: str) -> None:
+        # In the order of keys, as the writing of hits does: an UPDATE of several rows locks them in any order.
+        if self._dialect != "sqlite":
+            await db.execute(
+                select(entries.c.key)
+                .where(entries.c.namespace == namespace, entries.c.sha256 == sha256)
+                .order_by(entries.c.key)
+                .with_for_update()
+            )
 
 
 def _entry(row: Any) -> Entry:

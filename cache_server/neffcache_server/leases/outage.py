@@ -11,15 +11,43 @@ import asyncio
 import logging
 from collections.abc import Awaitable, Callable
 from time import monotonic
+from typing import Protocol
 
+from neffcache_server.database.engine import WriteConnection
 from neffcache_server.problems import ServerProblem
 
 _log = logging.getLogger(__name__)
 _TICK = 0.5
 
 
+# How long a server may have been down and still find its holders at work: compiles of 100 minutes exist.
+_LONGEST_OUTAGE = 7200.0
+
+
+class Guard(Protocol):
+    """Keeps leases from being taken over that ran out because nobody could renew them."""
+
+    def fault(self) -> None:
+        """The database failed."""
+
+    async def start(self) -> None:
+        """Leases that ran out while no server was there go on. Raises DatabaseUnavailable."""
+
+    async def settle(self) -> None:
+        """Extend leases if an outage is known. Raises DatabaseUnavailable while it lasts."""
+
+    async def interrupted(self, db: WriteConnection) -> bool:
+        """True when a lease just marked in that transaction ran out because of an outage: roll back, `resume`."""
+
+    async def resume(self) -> None:
+        """Extend leases after an outage that `interrupted` found. Raises DatabaseUnavailable."""
+
+    async def watch(self) -> None:
+        """Look out for outages for ever."""
+
+
 class OutageGuard:
-    """Notices that this server stood still, by a tick that came late or a database that failed."""
+    """The guard of the only server: notices that it stood still, by a late tick or a database that failed."""
 
     def __init__(self, threshold: float, extend: Callable[[float], Awaitable[None]]) -> None:
         """`extend(seconds)` renews leases that ran out within the last `seconds`."""
@@ -38,6 +66,16 @@ class OutageGuard:
         """The database failed."""
         if self._fault_since is None:
             self._fault_since = monotonic()
+
+    async def start(self) -> None:
+        await self._extend(_LONGEST_OUTAGE)
+
+    async def interrupted(self, db: WriteConnection) -> bool:
+        # Were we stopped between the look at the clock and now, the lease ran out because of us.
+        return self.suspected
+
+    async def resume(self) -> None:
+        await self.settle()
 
     async def settle(self) -> None:
         """Extend leases if there was an outage. Raises DatabaseUnavailable while it lasts."""

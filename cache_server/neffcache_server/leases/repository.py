@@ -11,6 +11,7 @@ from sqlalchemy import ColumnElement, Row, case, delete, exists, insert, select,
 from neffcache_server.database.dialect import upsert
 from neffcache_server.database.engine import Database, ReadConnection, WriteConnection
 from neffcache_server.database.models import blobs, differences, entries, failures, leases, uploads
+from neffcache_server.kit.storable import storable
 from neffcache_server.leases.machine import FailureRecord, Lease, Snapshot
 
 
@@ -260,7 +261,7 @@ class LeaseRepository:
             "kind": failure.kind if failure else None,
             "exit_code": failure.exit_code if failure else None,
             "code": failure.code if failure else None,
-            "log_tail": failure.log_tail if failure else None,
+            "log_tail": storable(failure.log_tail) if failure else None,
             "host": failure.host if failure else None,
             "first_seen_at": failure.first_seen_at if failure else None,
             "until": failure.until if failure else None,

@@ -35,7 +35,8 @@ from neffcache_server.leases.machine import (
     after_loss,
     decide,
 )
-from neffcache_server.leases.outage import OutageGuard
+from neffcache_server.leases.outage import Guard, OutageGuard
+from neffcache_server.leases.pulse import SharedOutageGuard
 from neffcache_server.leases.repository import LeaseRepository
 from neffcache_server.problems import (
     ClientGone,
@@ -50,8 +51,6 @@ from neffcache_server.problems import (
 from neffcache_server.settings import ServerSettings
 from neffcache_server.stats.counters import Counts, HitCounter, add_counts
 
-# How long a server may have been down and still find its holders at work: compiles of 100 minutes exist.
-_LONGEST_OUTAGE = 7200.0
 _FOREVER = 3600.0
 
 
@@ -77,12 +76,16 @@ class LeaseService:
         self._repo = LeaseRepository(database)
         self.stopping = False
         self.gates = Gates(self._read, hub, settings.poll_seconds)
-        self.outage = OutageGuard(settings.outage_seconds, self._extend_leases)
+        self.outage: Guard
+        if settings.embedded:
+            self.outage = OutageGuard(settings.outage_seconds, self._extend_leases)
+        else:
+            self.outage = SharedOutageGuard(database, settings.outage_seconds, self._extend_leases_in)
         database.on_fault = self.outage.fault
 
     async def start(self) -> None:
         """Leases that ran out while no server was there go on for one TTL."""
-        await self._extend_leases(_LONGEST_OUTAGE)
+        await self.outage.start()
 
     def stop(self) -> None:
         """From now on waiters and newcomers are told to go elsewhere."""
@@ -146,6 +149,7 @@ class LeaseService:
                 async with self._db.write() as db:
                     decision = await self._grant(db, namespace, key, request, arrived, factors)
             except _OutageFound:
+                await self.outage.resume()
                 continue
             if decision is None:
                 continue
@@ -190,8 +194,7 @@ class LeaseService:
             return False
         if not expired:
             return True
-        # Were we stopped between the look at the clock and now, the lease ran out because of us.
-        if self.outage.suspected:
+        if await self.outage.interrupted(db):
             raise _OutageFound
         # A grant that was never confirmed is a waiter that hung up, no lost compile.
         if live.confirmed:
@@ -261,9 +264,12 @@ class LeaseService:
 
     async def _extend_leases(self, since: float) -> None:
         async with self._db.write() as db:
-            await self._repo.extend_after_outage(
-                db, since, self._settings.ttl_seconds, self._settings.provisional_seconds
-            )
+            await self._extend_leases_in(db, since)
+
+    async def _extend_leases_in(self, db: WriteConnection, since: float) -> None:
+        await self._repo.extend_after_outage(
+            db, since, self._settings.ttl_seconds, self._settings.provisional_seconds
+        )
 
     async def purge_every(self, seconds: float) -> None:
         """Forget old leases, for ever."""
