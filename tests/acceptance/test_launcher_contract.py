@@ -9,7 +9,7 @@ import sys
 from pathlib import Path
 
 import pytest
-from neffcache_client.neff import check_neff
+from neffcache_client.neff import NeffHeader, check_neff
 from support.compilers import FakeCompiler
 from support.launchers import Host
 from support.waiting import wait_until
@@ -259,17 +259,21 @@ def test_a_relative_output_and_the_callers_folder_are_kept(tmp_path: Path, compi
 
 
 def test_an_output_that_is_no_plain_file_is_left_to_the_compiler(tmp_path: Path, compilers: Path) -> None:
-    """A rename would put a NEFF in the place of /dev/null."""
-    compiler = FakeCompiler(compilers)
-    host = Host(tmp_path, compiler)
+    """A rename would put a NEFF in the place of /dev/null; here a named pipe stands for the device."""
+    host = Host(tmp_path, FakeCompiler(compilers))
     arguments = host.arguments(tmp_path / "T")
-    device = tmp_path / "T" / "device"
-    device.symlink_to("/dev/null")
-    arguments[-1] = str(device)
+    pipe, link = tmp_path / "T" / "pipe", tmp_path / "T" / "link"
+    os.mkfifo(pipe)
+    link.symlink_to(pipe)
     program = os.path.join(host.shim, "neuronx-cc")
-    subprocess.run([program, *arguments], env=host.env, check=True, capture_output=True)
-    assert Path("/dev/null").is_char_device()
-    assert device.is_symlink()
+    for output in (pipe, link):
+        arguments[-1] = str(output)
+        reader = os.open(pipe, os.O_RDONLY | os.O_NONBLOCK)
+        subprocess.run([program, *arguments], env=host.env, check=True, capture_output=True)
+        assert NeffHeader(os.read(reader, 1 << 16))
+        os.close(reader)
+        assert pipe.is_fifo()
+        assert link.is_symlink()
 
 
 def test_two_installs_on_path_do_not_wait_for_each_other(tmp_path: Path, compilers: Path) -> None:
