@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import sqlite3
 from collections.abc import AsyncIterator
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import asynccontextmanager
 from functools import cache
 from pathlib import Path
@@ -39,7 +40,9 @@ def server_settings(folder: Path, **given: Any) -> ServerSettings:
 def _migrated_template() -> bytes:
     with TemporaryDirectory() as folder:
         path = Path(folder) / "template.sqlite3"
-        upgrade(f"sqlite:///{path}")
+        # In a thread: the migration runs an event loop of its own, and tests call this from theirs.
+        with ThreadPoolExecutor(1) as thread:
+            thread.submit(upgrade, f"sqlite:///{path}").result()
         return path.read_bytes()
 
 
