@@ -16,6 +16,9 @@ from neffcache_server.database.clock import DatabaseClock
 from neffcache_server.database.engine import open_database
 from neffcache_server.entries.endpoints import router as entries
 from neffcache_server.entries.repository import EntryRepository
+from neffcache_server.explain.endpoints import router as explain
+from neffcache_server.explain.misses import MissLog
+from neffcache_server.explain.service import ExplainService
 from neffcache_server.failures.endpoints import router as failures
 from neffcache_server.failures.repository import FailureRepository
 from neffcache_server.handlers import install_handlers, problem_openapi
@@ -56,7 +59,9 @@ def create_app(settings: ServerSettings) -> FastAPI:
                 asyncio.create_task(state.hub.run()),
                 asyncio.create_task(state.leases.outage.watch()),
                 asyncio.create_task(state.counter.flush_every(settings.flush_seconds)),
+                asyncio.create_task(state.misses.flush_every(settings.flush_seconds)),
                 asyncio.create_task(state.leases.purge_every(_PURGE_SECONDS)),
+                asyncio.create_task(state.explain.purge_every(_PURGE_SECONDS)),
             ]
             yield
         finally:
@@ -68,7 +73,7 @@ def create_app(settings: ServerSettings) -> FastAPI:
         description="Distributed compilation cache for AWS Trainium. Errors are RFC 9457 problem documents.",
         lifespan=lifespan,
     )
-    for router in (leases, blobs, entries, failures, stats, health):
+    for router in (leases, blobs, entries, explain, failures, stats, health):
         app.include_router(router)
     app.add_middleware(BodyLimit, limit=_MAX_JSON_BYTES)
     install_handlers(app)
@@ -83,7 +88,8 @@ def open_state(settings: ServerSettings, clock: DatabaseClock | None = None) -> 
     hub: EventHub = LocalHub() if settings.embedded else NotifyHub(database.connect_driver)
     counter = HitCounter(database)
     entry_rows = EntryRepository(database)
-    lease_service = LeaseService(database, hub, counter, settings)
+    misses = MissLog(database)
+    lease_service = LeaseService(database, hub, counter, settings, misses)
     return State(
         settings=settings,
         database=database,
@@ -96,6 +102,8 @@ def open_state(settings: ServerSettings, clock: DatabaseClock | None = None) -> 
         entries=entry_rows,
         failures=FailureRepository(database),
         stats=StatsRepository(database),
+        misses=misses,
+        explain=ExplainService(database, misses),
     )
 
 
@@ -106,4 +114,5 @@ async def _close(state: State, tasks: list[asyncio.Task[Any]]) -> None:
     await asyncio.gather(*tasks, return_exceptions=True)
     with suppress(ServerProblem):
         await state.counter.flush()
+        await state.misses.flush()
     await state.database.close()

@@ -84,6 +84,24 @@ class EntryUnknown(ServerProblem):
     status, code, title = 404, "entry_unknown", "Unknown key"
 
 
+class KeyUnknown(ServerProblem):
+    """Nobody has asked for that key in this namespace."""
+
+    status, code, title = 404, "key_unknown", "Unknown key"
+
+
+class KeyAmbiguous(ServerProblem):
+    """Several keys begin with these digits; give more of them."""
+
+    status, code, title = 422, "key_ambiguous", "Ambiguous key"
+
+
+class JobUnknown(ServerProblem):
+    """No miss of that job is known: everything it asked for was there, or it is long ago."""
+
+    status, code, title = 404, "job_unknown", "Unknown job"
+
+
 class FailureUnknown(ServerProblem):
     """No failure is kept for that key."""
 

@@ -12,6 +12,8 @@ from pydantic import AfterValidator
 from neffcache_server.blobs.service import BlobService
 from neffcache_server.database.engine import Database
 from neffcache_server.entries.repository import EntryRepository
+from neffcache_server.explain.misses import MissLog
+from neffcache_server.explain.service import ExplainService
 from neffcache_server.failures.repository import FailureRepository
 from neffcache_server.kit.hub import EventHub
 from neffcache_server.leases.publish import PublishService
@@ -37,6 +39,8 @@ class State:
     entries: EntryRepository
     failures: FailureRepository
     stats: StatsRepository
+    misses: MissLog
+    explain: ExplainService
 
 
 async def _state(request: Request) -> State:

@@ -15,9 +15,11 @@ import zlib
 from dataclasses import dataclass, field
 from typing import Any
 
+from neffcache_client.wire import MAX_SUMMARY_BYTES
+
 MAX_OPS = 4000
 MAX_TEXT = 200
-MAX_BYTES = 256 * 1024
+MAX_BYTES = MAX_SUMMARY_BYTES
 """Of the encoded summary, which is base64 of zlib of JSON."""
 _MAX_DECODED = 8 << 20
 _FORMAT = 1

@@ -22,6 +22,8 @@ MAX_WAIT_SECONDS = 25.0
 MAX_LOG_TAIL = 64 * 1024
 MAX_LOOKUP_KEYS = 1000
 MAX_FACTORS_BYTES = 256 * 1024
+MAX_SUMMARY_BYTES = 256 * 1024
+MIN_KEY_PREFIX = 8
 
 _HEX64 = re.compile(r"[0-9a-f]{64}")
 _LEASE_ID = re.compile(r"[0-9a-f]{32,64}")
@@ -64,7 +66,7 @@ def from_json(kind: type[T], data: Any) -> T:
     for f in fields(kind):  # type: ignore[arg-type]
         if f.name in data:
             value = data[f.name]
-            nested = _NESTED.get((kind.__name__, f.name))
+            nested = NESTED.get((kind.__name__, f.name))
             if nested is not None and value is not None:
                 value = [from_json(nested, v) for v in value] if isinstance(value, list) else from_json(nested, value)
             known[f.name] = value
@@ -308,6 +310,17 @@ class Entry:
 
 
 @dataclass(slots=True, kw_only=True)
+class SummaryRequest:
+    """What a graph consists of, see `graph_summary`: sent after a miss, never part of a key."""
+
+    summary: str
+
+    def __post_init__(self) -> None:
+        if len(self.summary) > MAX_SUMMARY_BYTES:
+            raise ValueError(f"summary is longer than {MAX_SUMMARY_BYTES} characters")
+
+
+@dataclass(slots=True, kw_only=True)
 class EntryPage:
     """A page of entries, newest first; `next` goes into `?after=`."""
 
@@ -345,7 +358,7 @@ class Problem:
     type: str = "about:blank"
 
 
-_NESTED: dict[tuple[str, str], type[Any]] = {
+NESTED: dict[tuple[str, str], type[Any]] = {
     ("AcquireRequest", "holder"): Holder,
     ("AcquireAnswer", "artifact"): Artifact,
     ("AcquireAnswer", "holder"): Holder,
@@ -355,3 +368,4 @@ _NESTED: dict[tuple[str, str], type[Any]] = {
     ("Entry", "holder"): Holder,
     ("EntryPage", "entries"): Entry,
 }
+"""Fields that hold dataclasses themselves, for `from_json`."""

@@ -210,3 +210,40 @@ counters = Table(
         for name in ("compile_seconds_spent", "compile_seconds_saved")
     ),
 )
+
+# From here on: what misses are explained with. Losing a row costs an explanation, never a hit.
+
+graphs = Table(
+    "graphs",
+    metadata,
+    _namespace(),
+    _key(),
+    # What two keys may have in common; the nearest one is looked for along the indexes on these.
+    Column("ir_digest", String(64)),
+    Column("ir_shape", String(16)),  # digest of the op counts: equal for graphs that differ in constants or shapes
+    Column("ir_ops", BigInteger),  # number of operations: close for graphs that differ by a few
+    Column("settings", String(16), nullable=False),  # digest of all factors but the graph
+    Column("seen_at", Double, nullable=False),
+    Column("summary", Text),
+    Column("counts", Text),
+    Column("described_at", Double),
+    Index("ix_graphs_ir_digest", "namespace", "ir_digest", "seen_at"),
+    Index("ix_graphs_ir_shape", "namespace", "ir_shape", "seen_at"),
+    Index("ix_graphs_ir_ops", "namespace", "ir_ops"),
+    Index("ix_graphs_settings", "namespace", "settings", "seen_at"),
+    Index("ix_graphs_described_at", "described_at"),
+)
+
+misses = Table(
+    "misses",
+    metadata,
+    _namespace(),
+    # No job is '' and no rank is -1: a primary key has no NULLs.
+    Column("job", String(255), primary_key=True),
+    _key(),
+    Column("host", String(255), primary_key=True),
+    Column("rank", BigInteger, primary_key=True, autoincrement=False),
+    Column("at", Double, nullable=False),
+    Index("ix_misses_key", "namespace", "key", "at"),
+    Index("ix_misses_at", "at"),
+)

@@ -21,6 +21,7 @@ from neffcache_client.wire import (
 )
 
 from neffcache_server.database.engine import Database, WriteConnection
+from neffcache_server.explain.misses import MissLog
 from neffcache_server.kit.hub import EventHub
 from neffcache_server.leases.gate import Gate, Gates
 from neffcache_server.leases.machine import (
@@ -68,8 +69,11 @@ class _OutageFound(Exception):
 class LeaseService:
     """Transitions of keys, each in one transaction."""
 
-    def __init__(self, database: Database, hub: EventHub, counter: HitCounter, settings: ServerSettings) -> None:
+    def __init__(
+        self, database: Database, hub: EventHub, counter: HitCounter, settings: ServerSettings, misses: MissLog
+    ) -> None:
         self._db = database
+        self._misses = misses
         self._hub = hub
         self._counter = counter
         self._settings = settings
@@ -116,11 +120,13 @@ class LeaseService:
                 left = deadline - monotonic()
                 if decision is None:
                     seen, state = gate.generation, await gate.read()
-                elif not isinstance(decision, Busy) or left <= 0:
+                    continue
+                if isinstance(decision, Busy) and not waited:
+                    self._note_waiter(namespace, key, request, decision, factors)
+                if not isinstance(decision, Busy) or left <= 0:
                     return self._answer(namespace, key, decision, waited)
-                else:
-                    waited = True
-                    seen, state = await self._next(gate, seen, state, min(left, decision.retry_after or _FOREVER))
+                waited = True
+                seen, state = await self._next(gate, seen, state, min(left, decision.retry_after or _FOREVER))
 
     async def _next(self, gate: Gate, seen: int, state: Snapshot, seconds: float) -> tuple[int, Snapshot]:
         """Wait for news; the generation and state to go on with."""
@@ -131,6 +137,13 @@ class LeaseService:
             self._check_running()
             news = await gate.read()
         return seen_now, news
+
+    def _note_waiter(
+        self, namespace: str, key: str, request: AcquireRequest, busy: Busy, factors: str | None
+    ) -> None:
+        self._misses.waits(namespace, key, request.holder)
+        if busy.holder is None and request.factors is not None and factors is not None:
+            self._misses.nobody_compiles(namespace, key, request.factors, factors)
 
     def _check_running(self) -> None:
         if self.stopping:
@@ -186,6 +199,7 @@ class LeaseService:
         epoch = await self._repo.grant(db, namespace, key, request, self._settings.provisional_seconds)
         if factors is not None:
             await self._repo.keep_factors(db, namespace, key, factors)
+        await self._misses.granted(db, namespace, key, request.holder, request.factors)
         self._counter.miss(namespace)
         return _Granted(epoch)
 

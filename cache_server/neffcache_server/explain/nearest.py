@@ -1,0 +1,86 @@
+"""Which of several keys is the nearest to one that missed. Pure functions."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from neffcache_client.explanation import Difference, GraphDifference
+from neffcache_client.graph_summary import GraphSummary
+
+from neffcache_server.explain import graphs
+from neffcache_server.explain.factors import differences, distance
+from neffcache_server.explain.repository import Described
+
+_GRAPH_WEIGHT = 8.0
+"""Of two graphs that have nothing in common, over the weight of two that merely differ: more than all that usually
+differs between two compiles of one graph."""
+UNLIKE = 0.5
+"""From this share of operations on, two graphs are called different models."""
+
+
+@dataclass(slots=True)
+class Neighbour:
+    """A key beside the one that missed."""
+
+    described: Described
+    differences: list[Difference]
+    distance: float
+    unlikeness: float = 0.0
+    """Of the graphs: 0 equal, 1 nothing in common."""
+
+    @property
+    def same_graph(self) -> bool:
+        return all(one.factor != "graph" for one in self.differences)
+
+
+def ranked(asked: Described, others: list[Described]) -> list[Neighbour]:
+    """`others`, the nearest first. What was stored when `asked` was first asked for comes before what was not."""
+    found = [_neighbour(asked, other) for other in others]
+    return sorted(found, key=lambda one: (_lateness(asked, one.described), one.distance, one.described.known.key))
+
+
+def refined(asked: Described, nearest: list[Neighbour], summaries: dict[str, GraphSummary]) -> list[Neighbour]:
+    """The same neighbours in an order that knows their single operations."""
+    mine = summaries.get(asked.known.key)
+    for one in nearest:
+        other = summaries.get(one.described.known.key)
+        if one.same_graph or mine is None or other is None or not mine.ops or not other.ops:
+            continue
+        share = len(graphs.differing(mine.ops, other.ops)) / max(len(mine.ops), len(other.ops))
+        one.distance += share
+    return sorted(nearest, key=lambda one: (_lateness(asked, one.described), one.distance, one.described.known.key))
+
+
+def sentence(nearest: Neighbour | None, graph: GraphDifference | None) -> str:
+    """Why the key missed, in one sentence."""
+    if nearest is None:
+        return "Nothing that resembles this key is known in this namespace: it is the first of its kind."
+    if not nearest.same_graph and nearest.unlikeness > UNLIKE:
+        return "No stored graph resembles this one: it is new to this namespace."
+    if not nearest.differences:
+        return "The nearest stored key has the same factors."
+    words = [one.text for one in nearest.differences if one.factor != "graph"]
+    if not nearest.same_graph:
+        words.append(graph.text if graph is not None else "the graph differs")
+    return f"It differs from the nearest stored key in {_count(len(words))}: {'; '.join(words)}."
+
+
+def _count(number: int) -> str:
+    return "one thing" if number == 1 else f"{number} things"
+
+
+def _neighbour(asked: Described, other: Described) -> Neighbour:
+    found = differences(asked.factors, other.factors)
+    one = Neighbour(other, found, distance(found))
+    if not one.same_graph:
+        one.unlikeness = graphs.unlikeness(asked.counts, other.counts)
+        one.distance += _GRAPH_WEIGHT * one.unlikeness
+    return one
+
+
+def _lateness(asked: Described, other: Described) -> int:
+    """0: stored when `asked` was first asked for, 1: stored since, 2: not stored."""
+    if other.known.state == "absent":
+        return 2
+    created = other.known.created_at
+    return 0 if created is not None and created <= asked.known.first_seen_at else 1
