@@ -33,7 +33,7 @@ PROGRAMS = (
     "sharded_matmul",
 )
 BYTECODE = ("conv", "while", "mlp_grad")
-"""Graphs whose bytecode every binding can read: none of them has a custom call or a collective."""
+"""Programs of jax whose bytecode every binding can read: none of them has a custom call or a collective."""
 
 
 def graphs() -> list[Path]:
@@ -55,9 +55,23 @@ def _write_graphs() -> None:
     stand_in = b"/home/user".ljust(len(checkout), b"-")[: len(checkout)]
     with tempfile.TemporaryDirectory() as folder:
         generate(Path(folder), *PROGRAMS)
+        _write_models(Path(folder))
         for path in sorted(Path(folder).iterdir()):
-            if path.suffix != ".mlirbc" or path.stem in BYTECODE:
+            if path.suffix != ".mlirbc" or path.stem in BYTECODE or path.stem.startswith("torch_"):
                 (CORPUS / path.name).write_bytes(path.read_bytes().replace(checkout, stand_in))
+
+
+def _write_models(folder: Path) -> None:
+    """What the demo's models lower to, as torch-mlir writes it."""
+    from neffcache_hook.cpu.models import MODELS, run
+
+    from support.lowered import Recorder
+
+    for name, case in MODELS.items():
+        recorder = Recorder()
+        run(case, recorder)
+        for number, graph in enumerate(recorder.graphs):
+            (folder / f"torch_{name}_{number}.mlirbc").write_bytes(graph)
 
 
 def _write_digests() -> None:

@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 RECIPE = 1
 """Raised with every change of what enters a key or how; docs/compile-key.md has the history."""
 
-CANONICALISERS = ("hlo-1", "mlir-text-1")
+CANONICALISERS = ("hlo-1", "mlir-1")
 """What this version's parsers call their output; the index forgets everything when one changes."""
 
 ENVIRONMENT = ("NEURON_PLATFORM_TARGET_OVERRIDE", "NEURON_LOGICAL_NC_CONFIG", "XLA_FLAGS")

@@ -10,6 +10,7 @@ hashed raw.
 
 from __future__ import annotations
 
+import importlib
 import io
 import re
 from collections.abc import Callable
@@ -17,7 +18,7 @@ from typing import Any
 
 from neffcache_hook.key.nki import References, canonical_config
 
-NAME = "mlir-text-1"
+NAME = "mlir-1"
 """Changes whenever the canonical form does, together with the recipe."""
 
 BYTECODE_MAGIC = b"ML\xefR"
@@ -93,7 +94,7 @@ def canonicalise(data: bytes, found: References, ops: dict[str, int], only: str 
             continue
         available = True
         try:
-            text = _generic_text(ir, context, data)
+            text = _generic_text(name, ir, context, data)
         except Exception as exc:
             # Each binding has its own error class.
             reasons.append(f"{name}: {exc}")
@@ -110,22 +111,56 @@ def _order(data: bytes) -> list[str]:
     return sorted(BINDINGS, key=lambda name: name != "jaxlib") if b"sdy" in data else list(BINDINGS)
 
 
-def _generic_text(ir: Any, context: Any, data: bytes) -> str:
+def _generic_text(name: str, ir: Any, context: Any, data: bytes) -> str:
+    with context, ir.Location.unknown():
+        module = _module(ir, context, data)
+        text = _print(module.operation)
+        before = _stripped_bytecode(ir, module)
+        del module
+    _check_lossless(name, text, before)
+    return text
+
+
+def _module(ir: Any, context: Any, data: bytes) -> Any:
+    """The module without what stays out of the key, except for its locations."""
     if context.allow_unregistered_dialects:
         raise NotMlir("the binding lets unregistered dialects through")
-    with context, ir.Location.unknown():
-        module = ir.Module.parse(data)
-        operation = module.operation
-        if data.startswith(BYTECODE_MAGIC):
-            _check_whole(operation, data)
-        if "sym_name" in operation.attributes:
-            del operation.attributes["sym_name"]
-        _drop_defaults(ir, operation, b"custom_call" in data)
-        text: str = operation.get_asm(
-            print_generic_op_form=True, enable_debug_info=False, use_local_scope=True, large_elements_limit=None
-        )
-        del operation, module
+    module = ir.Module.parse(data)
+    operation = module.operation
+    if data.startswith(BYTECODE_MAGIC):
+        _check_whole(operation, data)
+    if "sym_name" in operation.attributes:
+        del operation.attributes["sym_name"]
+    _drop_defaults(ir, operation, b"custom_call" in data)
+    return module
+
+
+def _print(operation: Any) -> str:
+    # No local scope: it leaves out the contents of dense_resource, which is where torch-mlir puts weights.
+    text: str = operation.get_asm(print_generic_op_form=True, enable_debug_info=False)
     return text
+
+
+def _check_lossless(name: str, text: str, before: bytes) -> None:
+    """Raise NotMlir unless the text, read again, makes the module that was printed, locations apart.
+
+    A printer that leaves something out would give one digest to two graphs, and what it leaves out depends on its
+    flags. Compared as bytecode, in a context of its own since each makes the names of resources unique.
+    """
+    ir, context = BINDINGS[name]()
+    with context, ir.Location.unknown():
+        after = _stripped_bytecode(ir, ir.Module.parse(text))
+    if before != after:
+        raise NotMlir("the printed module is not the one that was read")
+
+
+def _stripped_bytecode(ir: Any, module: Any) -> bytes:
+    passes = importlib.import_module(f"{ir.__name__.rpartition('.')[0]}.passmanager")
+    passes.PassManager.parse("builtin.module(strip-debuginfo)").run(module.operation)
+    written = io.BytesIO()
+    # From version 3 on it holds the order in which a value's uses were made: no part of the program, nor of text.
+    module.operation.write_bytecode(written, desired_version=2)
+    return written.getvalue()
 
 
 def _check_whole(operation: Any, data: bytes) -> None:
