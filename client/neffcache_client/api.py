@@ -24,6 +24,7 @@ from neffcache_client.errors import (
     ServerUnreachable,
 )
 from neffcache_client.settings import ClientSettings
+from neffcache_client.explanation import Explanation, JobExplanation
 
 CONNECT_SECONDS = 2.0
 CALL_SECONDS = 10.0
@@ -132,6 +133,18 @@ class CacheClient:
         return self._call(wire.Entry, "GET", self._ns(f"entries/{key}"))
 
     def delete_entry(self, key: str) -> None:
+    def explain(self, key: str) -> Explanation:
+        """Why a key missed; `key` may be the first digits of one."""
+        return self._call(Explanation, "GET", self._ns(f"entries/{key}/explain"))
+
+    def explain_job(self, job: str) -> JobExplanation:
+        """What the ranks of a job missed."""
+        return self._call(JobExplanation, "GET", self._ns(f"explain?{urlencode({'job': job})}"), seconds=60.0)
+
+    def keep_summary(self, key: str, request: wire.SummaryRequest, *, seconds: float = CALL_SECONDS) -> None:
+        """Tell what the graph of a missed key consists of."""
+        self._request("POST", self._ns(f"keys/{key}/summary"), json=_body(request), seconds=seconds)
+
         """Remove an entry."""
         self._request("DELETE", self._ns(f"entries/{key}"))
 

@@ -31,6 +31,7 @@ from neffcache_client.local_tier import LocalTier, describe, place, unique
 from neffcache_client.neff import NeffInfo
 from neffcache_client.publishing import Publisher, Warn, report_failure
 from neffcache_client.results import CACHE_FAULT_EXIT, CompileResult, Obtained, Patience, failure_text
+from neffcache_client.summary_sender import Summarise, SummarySender
 from neffcache_client.settings import ClientSettings
 from neffcache_client.transfer import fetch
 from neffcache_client.uploader import start_in_background
@@ -60,6 +61,7 @@ class Errand:
         abort: threading.Event,
         log: Callable[[str], None],
         warn: Warn,
+        summarise: Summarise | None,
         patience: Patience,
     ) -> None:
         self.waited_seconds = 0.0
@@ -77,6 +79,8 @@ class Errand:
         self._abort = abort
         self._log = log
         self._warn = warn
+        self._summarise = summarise
+        self._summary: SummarySender | None = None
         self._patience = patience
         self._publisher = Publisher(settings, tier, abort=abort, warn=warn)
         self._lock = HostLock(settings.lock_dir, settings.namespace, key)
@@ -104,6 +108,8 @@ class Errand:
             if self._client is not None:
                 self._client.close()
 
+            if self._summary is not None and not self._abort.is_set():
+                self._summary.finish()
     # This host
 
     def _local(self, verdict: str) -> Obtained | None:
@@ -279,6 +285,7 @@ class Errand:
         return self._compile_privately("compiled", "readonly")
 
     # A hit
+        self._tell_miss("nobody compiles it")
 
     def _fetch(self, artifact: Artifact) -> tuple[Obtained | None, str]:
         """The artifact at `output`, or why not."""
@@ -307,6 +314,17 @@ class Errand:
     def _compile(self, view: LeaseView) -> CompileResult:
         self._compiles += 1
         result = self._compile_callable(view)
+    # A miss
+
+    def _tell_miss(self, what: str) -> None:
+        """Name the key for whoever wants to know why it missed, and let the server know its graph."""
+        if self._summary is not None:
+            return
+        assert self._client is not None
+        self._log(f"miss {self._key[:16]}, {what}; why: neffcache explain {self._key[:16]}")
+        self._summary = SummarySender(self._client, self._key, self._summarise, self._log)
+        self._summary.start()
+
         self.compile_seconds = (self.compile_seconds or 0.0) + result.seconds
         if self._abort.is_set():
             raise Aborted
@@ -321,6 +339,7 @@ class Errand:
         try:
             result = self._compile(view)
             return self._finish(result, view) if result.kind == "ok" else self._report(result)
+        self._tell_miss("compiling it here")
         finally:
             heart.stop()
 

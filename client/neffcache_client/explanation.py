@@ -113,7 +113,8 @@ class Variant:
 
 @dataclass(slots=True, kw_only=True)
 class VariantGroup:
-    """Graphs with the same operations, or one graph under several settings; `text` says in what they differ."""
+    """Graphs with the same operations, or one graph under several settings; `text` says in what they differ and is
+    empty for a single variant."""
 
     text: str
     variants: list[Variant]

@@ -15,6 +15,7 @@ from neffcache_client.local_tier import LocalTier
 from neffcache_client.records import record
 from neffcache_client.results import CACHE_FAULT_EXIT, CompileResult, Obtained, Patience, Verdict
 from neffcache_client.settings import ClientSettings
+from neffcache_client.summary_sender import Summarise
 
 __all__ = ["CACHE_FAULT_EXIT", "CompileResult", "LeaseView", "NodeCache", "Obtained", "Patience", "Verdict"]
 
@@ -50,12 +51,14 @@ class NodeCache:
         expect_version: str | None,
         expect_target: str | None,
         retry_failed: bool = False,
+        summarise: Summarise | None = None,
     ) -> Obtained:
         """Put the NEFF of `key` at `output`, compiling it if it is this process's turn, and record the verdict.
 
         `compile` may be called up to three times (a compile that died for no reason of its own is tried again where
         nobody else does). Raises Aborted soon after `abort` is set, with the lease released; LocalTierError when
-        `output` cannot be written; and whatever `compile` raises.
+        `output` cannot be written; and whatever `compile` raises. `summarise` is called on a miss only, in a thread
+        of its own: it describes the graph for `neffcache explain`.
         """
         errand = Errand(
             self._settings,
@@ -68,6 +71,7 @@ class NodeCache:
             expect_version=expect_version,
             expect_target=expect_target,
             retry_failed=retry_failed,
+            summarise=summarise,
             abort=self._abort,
             log=self._log,
             warn=self._warn,

@@ -132,6 +132,7 @@ class Work:
         )
         if obtained.result is None:
             # Somebody else's NEFF, or somebody else's failure: what our own compiler printed, if it ran, is void.
+            summarise=self._summarise,
             self._output = None
             _explain(obtained)
         elif obtained.exit_code == 0 and self._folder is not None:
@@ -143,6 +144,11 @@ class Work:
     def _around_cache(self) -> int:
         """A compile without a key: the launcher's other promises hold for it all the same."""
         job = self.job
+    def _summarise(self) -> str | None:
+        from neffcache_hook.launcher.summary import summarise
+
+        return summarise(self.job)
+
         reason = (job.computed.uncacheable if job.computed else None) or "compiler_unknown"
         if job.settings.mode == "require":
             complain(f"this compile cannot be cached ({reason}) and NEFFCACHE_MODE=require forbids compiling")

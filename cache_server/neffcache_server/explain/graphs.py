@@ -15,7 +15,7 @@ _MAX_ALIGNED = 250_000
 """Product of the lengths of two stretches up to which they are aligned; a matter of a fraction of a second."""
 _MAX_COUNTS = 6
 _What = Callable[[Op], tuple[str, str]]
-_UNKNOWN = "the graph differs; what it consists of is not known for both sides"
+_UNKNOWN = "the graph (what it consists of is not known for both sides)"
 
 
 def unlikeness(here: dict[str, int] | None, there: dict[str, int] | None) -> float:
@@ -43,11 +43,6 @@ def compare(here: GraphSummary | None, there: GraphSummary | None) -> GraphDiffe
         difference.first = next((p for p in pairs if not in_container(p)), pairs[0] if pairs else None)
     difference.text = _words(difference)
     return difference
-
-
-def only_differs() -> GraphDifference:
-    """For sentences that many keys shall share."""
-    return GraphDifference(text="the graph differs")
 
 
 def differing(here: list[Op], there: list[Op]) -> list[OpDifference]:
@@ -111,11 +106,10 @@ def _words(found: GraphDifference) -> str:
         more = ", ".join(f"{one.here} {one.op} here, {one.there} there" for one in found.counts[:_MAX_COUNTS])
         rest = len(found.counts) - _MAX_COUNTS
         more += f" and {rest} more kinds" if rest > 0 else ""
-        sizes = f"{found.ops_here} operations here, {found.ops_there} there"
-        return f"the graph differs: {sizes} ({more})"
-    same = f"the graph differs, with the same {found.ops_here} operations"
+        return f"the graph: {found.ops_here} operations here, {found.ops_there} there ({more})"
+    same = f"the graph: the same {found.ops_here} operations"
     if found.first is None:
-        return f"{same}; which of them differ is not known"
+        return f"{same}, single ones are not known"
     if found.first.wiring:
-        return f"{same}: {found.differing} of them have other operands"
-    return f"{same}: {found.differing} of them differ" if found.differing != 1 else f"{same}: one of them differs"
+        return f"{same}, {found.differing} with other operands"
+    return f"{same}, {found.differing} of them not equal"

@@ -55,9 +55,8 @@ def _group(members: list[Described], rows: list[MissRow], summaries: dict[str, G
     places = _differing_places(members, summaries)
     for variant in variants:
         variant.detail = _detail(variant.key.key, places, summaries)
-    ranks = {rank for variant in variants for rank in variant.ranks}
     return VariantGroup(
-        text=_text(members, variants, places, ranks),
+        text=_text(members, places),
         variants=variants,
         ops=sum(counts.values()) or None,
         differing=places[:_MAX_DIFFERING],
@@ -95,19 +94,14 @@ def _detail(key: str, places: list[OpPlace], summaries: dict[str, GraphSummary])
     return summary.ops[places[0].number - 1].text
 
 
-def _text(members: list[Described], variants: list[Variant], places: list[OpPlace], ranks: set[int]) -> str:
-    who = f"{len(ranks)} rank{'s' * (len(ranks) != 1)}" if ranks else "ranks unknown"
-    if len(variants) == 1:
-        return f"{who}, one graph"
-    text = f"{who}, {len(variants)} variants"
-    settings = sorted(
-        {d.factor for other in members[1:] for d in differences(members[0].factors, other.factors)} - {"graph"}
-    )
-    different = list(settings)
-    if places:
-        named = ", ".join(graphs.name_of(one) for one in places[:_MAX_NAMED])
+def _text(members: list[Described], places: list[OpPlace]) -> str:
+    if len(members) == 1:
+        return ""
+    first, *others = members
+    different = sorted({one.factor for other in others for one in differences(first.factors, other.factors)})
+    if "graph" in different:
+        different.remove("graph")
+        named = ", ".join(graphs.name_of(one) for one in places[:_MAX_NAMED]) or "operations that are not known"
         rest = len(places) - _MAX_NAMED
         different.append(named + (f" and {rest} more operations" if rest > 0 else ""))
-    elif len({graph_digest(one.factors) for one in members}) > 1:
-        different.append("the graph (single operations are not known)")
-    return f"{text}, differ in {'; '.join(different) or 'nothing that is known'}"
+    return f"differ in {'; '.join(different)}"

@@ -25,6 +25,8 @@ class Neighbour:
     described: Described
     differences: list[Difference]
     distance: float
+    lateness: int
+    """0: stored when the key was first asked for, 1: stored since, 2: not stored."""
     unlikeness: float = 0.0
     """Of the graphs: 0 equal, 1 nothing in common."""
 
@@ -32,11 +34,21 @@ class Neighbour:
     def same_graph(self) -> bool:
         return all(one.factor != "graph" for one in self.differences)
 
+    @property
+    def unlike(self) -> bool:
+        """Another program rather than another version of this one."""
+        return not self.same_graph and self.unlikeness > UNLIKE
+
+    @property
+    def known_in_time(self) -> bool:
+        """Stored when the key was first asked for."""
+        return self.lateness == 0
+
 
 def ranked(asked: Described, others: list[Described]) -> list[Neighbour]:
     """`others`, the nearest first. What was stored when `asked` was first asked for comes before what was not."""
     found = [_neighbour(asked, other) for other in others]
-    return sorted(found, key=lambda one: (_lateness(asked, one.described), one.distance, one.described.known.key))
+    return sorted(found, key=_order)
 
 
 def refined(asked: Described, nearest: list[Neighbour], summaries: dict[str, GraphSummary]) -> list[Neighbour]:
@@ -48,38 +60,44 @@ def refined(asked: Described, nearest: list[Neighbour], summaries: dict[str, Gra
             continue
         share = len(graphs.differing(mine.ops, other.ops)) / max(len(mine.ops), len(other.ops))
         one.distance += share
-    return sorted(nearest, key=lambda one: (_lateness(asked, one.described), one.distance, one.described.known.key))
+    return sorted(nearest, key=_order)
 
 
 def sentence(nearest: Neighbour | None, graph: GraphDifference | None) -> str:
     """Why the key missed, in one sentence."""
     if nearest is None:
-        return "Nothing that resembles this key is known in this namespace: it is the first of its kind."
-    if not nearest.same_graph and nearest.unlikeness > UNLIKE:
-        return "No stored graph resembles this one: it is new to this namespace."
-    if not nearest.differences:
-        return "The nearest stored key has the same factors."
+        return "No other key is known that it could be compared with."
+    if nearest.unlike:
+        return "No stored graph resembles this one. The nearest is a different program."
+    if nearest.described.known.state == "absent":
+        return f"It differs from the nearest key, under which nothing is stored, in {cause(nearest, graph)}."
+    return f"It differs from the nearest stored key in {cause(nearest, graph)}."
+
+
+def cause(nearest: Neighbour | None, graph: GraphDifference | None) -> str:
+    """The differences in words; without `graph` the same for all keys that differ in their graphs."""
+    if nearest is None or nearest.unlike:
+        return "nothing stored resembled it"
     words = [one.text for one in nearest.differences if one.factor != "graph"]
     if not nearest.same_graph:
-        words.append(graph.text if graph is not None else "the graph differs")
-    return f"It differs from the nearest stored key in {_count(len(words))}: {'; '.join(words)}."
-
-
-def _count(number: int) -> str:
-    return "one thing" if number == 1 else f"{number} things"
+        words.append(graph.text if graph is not None else "the graph")
+    return "; ".join(words) or "nothing that is kept"
 
 
 def _neighbour(asked: Described, other: Described) -> Neighbour:
     found = differences(asked.factors, other.factors)
-    one = Neighbour(other, found, distance(found))
+    one = Neighbour(other, found, distance(found), _lateness(asked, other))
     if not one.same_graph:
         one.unlikeness = graphs.unlikeness(asked.counts, other.counts)
         one.distance += _GRAPH_WEIGHT * one.unlikeness
     return one
 
 
+def _order(one: Neighbour) -> tuple[int, float, str]:
+    return one.lateness, one.distance, one.described.known.key
+
+
 def _lateness(asked: Described, other: Described) -> int:
-    """0: stored when `asked` was first asked for, 1: stored since, 2: not stored."""
     if other.known.state == "absent":
         return 2
     created = other.known.created_at

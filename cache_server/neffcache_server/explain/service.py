@@ -13,7 +13,7 @@ from neffcache_server.database.engine import Database, ReadConnection
 from neffcache_server.explain import graphs
 from neffcache_server.explain.groups import grouped
 from neffcache_server.explain.misses import MissLog
-from neffcache_server.explain.nearest import Neighbour, ranked, refined, sentence
+from neffcache_server.explain.nearest import Neighbour, cause, ranked, refined, sentence
 from neffcache_server.explain.repository import Described, ExplainRepository
 from neffcache_server.problems import InvalidRequest, JobUnknown, KeyAmbiguous, KeyUnknown, ServerProblem
 
@@ -127,11 +127,8 @@ class ExplainService:
         found: dict[str, list[str]] = defaultdict(list)
         for one in asked[:_CAUSES]:
             nearest = await self._nearest(db, namespace, one, leave_out)
-            found[_cause(nearest)].append(one.known.key)
+            if nearest is not None and not nearest.known_in_time:
+                nearest = None
+            found[cause(nearest, None)].append(one.known.key)
         causes = [Cause(text=text, keys=keys) for text, keys in found.items()]
-        return sorted(causes, key=lambda cause: (-len(cause.keys), cause.text))
-
-
-def _cause(nearest: Neighbour | None) -> str:
-    graph = None if nearest is None or nearest.same_graph else graphs.only_differs()
-    return sentence(nearest, graph)
+        return sorted(causes, key=lambda one: (-len(one.keys), one.text))
