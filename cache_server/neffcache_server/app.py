@@ -8,9 +8,13 @@ from contextlib import asynccontextmanager, suppress
 from importlib.metadata import version
 from typing import Any
 
-from fastapi import FastAPI
+from fastapi import Depends, FastAPI
 
+from neffcache_server.auth.authenticator import Authenticator
+from neffcache_server.auth.endpoints import router as auth
+from neffcache_server.auth.requirement import authorise
 from neffcache_server.blobs.endpoints import router as blobs
+from neffcache_server.blobs.presigned import PresignedUploads
 from neffcache_server.blobs.service import BlobService
 from neffcache_server.database.clock import DatabaseClock
 from neffcache_server.database.engine import open_database
@@ -73,8 +77,8 @@ def create_app(settings: ServerSettings) -> FastAPI:
         description="Distributed compilation cache for AWS Trainium. Errors are RFC 9457 problem documents.",
         lifespan=lifespan,
     )
-    for router in (leases, blobs, entries, explain, failures, stats, health):
-        app.include_router(router)
+    for router in (leases, blobs, entries, explain, failures, stats, health, auth):
+        app.include_router(router, dependencies=[Depends(authorise)])
     app.add_middleware(BodyLimit, limit=_MAX_JSON_BYTES)
     install_handlers(app)
     app.openapi = problem_openapi(app)  # type: ignore[method-assign]  # the documented way to extend the schema
@@ -89,15 +93,18 @@ def open_state(settings: ServerSettings, clock: DatabaseClock | None = None) -> 
     counter = HitCounter(database)
     entry_rows = EntryRepository(database)
     misses = MissLog(database)
+    presigned = PresignedUploads(database, store, entry_rows, hub)
     lease_service = LeaseService(database, hub, counter, settings, misses)
     return State(
         settings=settings,
+        auth=Authenticator(database, settings),
         database=database,
         store=store,
         hub=hub,
         counter=counter,
         leases=lease_service,
-        publishing=PublishService(database, store, hub, lease_service),
+        publishing=PublishService(database, store, hub, lease_service, presigned),
+        presigned=presigned,
         blobs=BlobService(database, store, entry_rows, hub, settings.max_blob_bytes),
         entries=entry_rows,
         failures=FailureRepository(database),

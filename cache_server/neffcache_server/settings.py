@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 import difflib
+import ipaddress
 import os
 from collections.abc import Mapping
+from fnmatch import fnmatchcase
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 from neffcache_client import wire
-from pydantic import Field, ValidationError, field_validator, model_validator
+from pydantic import Field, SecretStr, ValidationError, field_validator, model_validator
 from pydantic_settings import BaseSettings, SettingsConfigDict
 
 from neffcache_server.problems import SetupError
@@ -36,7 +38,49 @@ class ServerSettings(BaseSettings):
     database_url: str = Field(
         "", description="SQLAlchemy URL of the database. Default: SQLite in the data folder, migrated at start."
     )
-    storage_url: str = Field("", description="Where blobs live: file:///folder. Default: blobs/ in the data folder.")
+    storage_url: str = Field(
+        "", description="Where blobs live: file:///folder or s3://bucket/prefix. Default: blobs/ in the data folder."
+    )
+    s3_endpoint_url: str = Field("", description="Address of an S3 that is not Amazon's.")
+    s3_public_endpoint_url: str = Field(
+        "", description="Address that ranks know it by, named in presigned URLs. Default: the server's own."
+    )
+    s3_region: str = Field("", description="Region of the bucket. Default: what the AWS configuration says.")
+    s3_addressing: Literal["auto", "path", "virtual"] = Field(
+        "auto", description="How the bucket is named: in the path, in the host name, or as boto3 decides."
+    )
+    s3_ca_file: Path | None = Field(
+        None, description="Certificates to trust for S3. Default: the AWS configuration's."
+    )
+    s3_presign: Literal["all", "download", "none"] = Field(
+        "all",
+        description="What ranks exchange with the store directly, by presigned URL; the rest goes through us. "
+        "Direct uploads need a store that honours If-None-Match and x-amz-checksum-sha256.",
+    )
+    s3_presign_seconds: int = Field(
+        3600, ge=60, le=604800, description="How long a presigned URL may be used to begin a transfer."
+    )
+    s3_connections: int = Field(32, ge=1, le=1000, description="Calls to S3 that run at the same time, per process.")
+    s3_timeout_seconds: float = Field(
+        20.0, gt=0, description="An answer of S3 that stalls for this long is given up."
+    )
+    admin_token: SecretStr | None = Field(
+        None, description="A token with every right, to make the others with. At least 20 characters."
+    )
+    allow_anonymous: str = Field(
+        "",
+        description="What requests without a token may do: off, read or write, in every namespace. Default: "
+        "everything while the server listens on a loopback address and has no admin token, else off.",
+    )
+    read_chain: dict[str, str] = Field(
+        {},
+        description="Namespaces whose misses are looked up in a trusted one, which they never write: JSON such as "
+        '`{"pr": "main"}`; the left side may hold `*`.',
+    )
+    requests_per_minute: int = Field(
+        60000, ge=0, description="Requests a minute that one token may make of one process; 0: no bound."
+    )
+    session_seconds: int = Field(43200, ge=60, description="How long a browser stays logged in.")
     max_blob_bytes: int = Field(5 << 30, ge=1, description="Largest NEFF that is taken.")
     ttl_seconds: float = Field(
         wire.TTL_SECONDS, gt=0, description="A lease without a heartbeat for this long may be given to another host."
@@ -64,6 +108,18 @@ class ServerSettings(BaseSettings):
         5.0, gt=0, description="Keys that somebody waits for are looked at this often anyway."
     )
     flush_seconds: float = Field(1.0, gt=0, description="Counts of hits are written this often.")
+    recording: bool = Field(True, description="Keep what became of each request: statistics, jobs, savings.")
+    keep_events_days: float = Field(3.0, gt=0, description="Single requests are kept this long.")
+    keep_events_rows: int = Field(2_000_000, ge=1000, description="And at most this many of them.")
+    keep_ranks_days: float = Field(
+        30.0, gt=0, description="Figures of a job's single ranks, and which host had which graph, are kept this long."
+    )
+    keep_hours_days: float = Field(35.0, gt=0, description="Hourly sums are kept this long; daily ones for good.")
+    keep_jobs_days: float = Field(400.0, gt=0, description="Figures of jobs are kept this long.")
+    price_per_host_hour: float | None = Field(
+        None, ge=0, description="What an hour of one host costs you, to show savings as money. Default: not shown."
+    )
+    price_currency: str = Field("", max_length=8, description="Its currency, as it shall be shown, such as USD.")
     busy_seconds: float = Field(30.0, gt=0, description="How long a statement waits for SQLite's lock.")
     database_pool_size: int = Field(
         10, ge=1, le=1000, description="Connections to PostgreSQL per process; waiting requests hold none."
@@ -84,6 +140,31 @@ class ServerSettings(BaseSettings):
     access_log: bool = Field(False, description="Log every request (lease ids are blotted out).")
     log_level: str = Field("warning", description="debug, info, warning or error.")
 
+    @field_validator("admin_token")
+    @classmethod
+    def _long_enough(cls, value: SecretStr | None) -> SecretStr | None:
+        # The message never shows the value.
+        if value is not None and (len(value.get_secret_value()) < 20 or not value.get_secret_value().isascii()):
+            raise ValueError("must have at least 20 characters, all ASCII: `openssl rand -hex 24` makes one")
+        return value
+
+    @field_validator("allow_anonymous")
+    @classmethod
+    def _known_access(cls, value: str) -> str:
+        if value.lower() not in ("", "off", "read", "write"):
+            raise ValueError("must be off, read or write")
+        return value.lower()
+
+    @field_validator("read_chain")
+    @classmethod
+    def _names_namespaces(cls, value: dict[str, str]) -> dict[str, str]:
+        for pattern, parent in value.items():
+            wire.check_namespace(parent)
+            wire.check_namespace(pattern.replace("*", "x"))
+            if pattern == parent:
+                raise ValueError(f"{parent} cannot trust itself")
+        return value
+
     @field_validator("log_level")
     @classmethod
     def _known_level(cls, value: str) -> str:
@@ -96,6 +177,28 @@ class ServerSettings(BaseSettings):
         if self.provisional_seconds > self.ttl_seconds:
             raise ValueError("provisional_seconds must not be larger than ttl_seconds")
         return self
+
+    @property
+    def loopback(self) -> bool:
+        """True when only this machine can reach the server."""
+        try:
+            return self.host == "localhost" or ipaddress.ip_address(self.host).is_loopback
+        except ValueError:
+            return False
+
+    @property
+    def anonymous(self) -> Literal["off", "read", "write", "local"]:
+        """What requests without a token may do; `local`: everything, this machine's own."""
+        if self.allow_anonymous in ("off", "read", "write"):
+            return self.allow_anonymous  # type: ignore[return-value]  # checked by the validator
+        return "local" if self.loopback and self.admin_token is None else "off"
+
+    def trusted_by(self, namespace: str) -> str | None:
+        """The namespace whose artifacts are served to `namespace` too, None when it reads only its own."""
+        for pattern, parent in self.read_chain.items():
+            if parent != namespace and (pattern == namespace or fnmatchcase(namespace, pattern)):
+                return parent
+        return None
 
     @property
     def effective_database_url(self) -> str:

@@ -9,6 +9,8 @@ from fastapi import Depends, Path, Request
 from neffcache_client.wire import check_key, check_lease_id, check_namespace
 from pydantic import AfterValidator
 
+from neffcache_server.blobs.presigned import PresignedUploads
+from neffcache_server.auth.authenticator import Authenticator
 from neffcache_server.blobs.service import BlobService
 from neffcache_server.database.engine import Database
 from neffcache_server.entries.repository import EntryRepository
@@ -29,6 +31,7 @@ class State:
     """Everything an application made for itself at start."""
 
     settings: ServerSettings
+    auth: Authenticator
     database: Database
     store: BlobStore
     hub: EventHub
@@ -36,6 +39,7 @@ class State:
     leases: LeaseService
     publishing: PublishService
     blobs: BlobService
+    presigned: PresignedUploads
     entries: EntryRepository
     failures: FailureRepository
     stats: StatsRepository

@@ -10,6 +10,7 @@ from fastapi.responses import RedirectResponse, StreamingResponse
 from neffcache_client.wire import LEASE_HEADER, BlobAnswer, UploadAnswer, UploadRequest, check_lease_id
 from starlette.requests import ClientDisconnect
 
+from neffcache_server.auth import require
 from neffcache_server.blobs.ranges import parse_range
 from neffcache_server.leases.repository import blob_url
 from neffcache_server.problems import (
@@ -36,13 +37,14 @@ _BINARY = {"schema": {"type": "string", "format": "binary"}}
 LeaseHeader = Annotated[str | None, Header(alias=LEASE_HEADER, description="The lease the upload belongs to.")]
 
 
-@router.post("/{sha256}/upload", responses=documented(*_LEASE_PROBLEMS))
+@router.post("/{sha256}/upload", responses=documented(*_LEASE_PROBLEMS, BlobRefused, StorageUnavailable))
+@require("write")
 async def upload_target(
     namespace: Namespace, sha256: Digest, body: UploadRequest, state: AppState, lease: LeaseHeader = None
 ) -> UploadAnswer:
     """Where to send a blob: to the store by a presigned URL, or to this server."""
-    await state.blobs.authorise(namespace, _lease_id(lease), body.size)
-    ticket = await state.store.upload_ticket(namespace, sha256, body.size)
+    owner = await state.blobs.authorise(namespace, _lease_id(lease), body.size)
+    ticket = await state.presigned.issue(owner, sha256, body.size)
     return ticket or UploadAnswer(how="stream", url=blob_url(namespace, sha256))
 
 
@@ -51,6 +53,7 @@ async def upload_target(
     responses=documented(*_LEASE_PROBLEMS, BlobRefused, UploadCut, StorageUnavailable),
     openapi_extra={"requestBody": {"required": True, "content": {"application/octet-stream": _BINARY}}},
 )
+@require("write")
 async def put_blob(
     namespace: Namespace, sha256: Digest, request: Request, state: AppState, lease: LeaseHeader = None
 ) -> BlobAnswer:
@@ -71,6 +74,7 @@ _DOWNLOAD_RESPONSES: dict[int | str, dict[str, Any]] = {
 
 @router.head("/{sha256}", response_class=Response, responses=_DOWNLOAD_RESPONSES)
 @router.get("/{sha256}", response_class=Response, responses=_DOWNLOAD_RESPONSES)
+@require("read")
 async def get_blob(namespace: Namespace, sha256: Digest, request: Request, state: AppState) -> Response:
     """The bytes of a blob, whole or one range of them."""
     etag = f'"{sha256}"'

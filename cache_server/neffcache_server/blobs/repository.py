@@ -7,7 +7,7 @@ from sqlalchemy import select
 
 from neffcache_server.database.dialect import upsert
 from neffcache_server.database.engine import Database, ReadConnection, WriteConnection
-from neffcache_server.database.models import blobs, uploads
+from neffcache_server.database.models import blobs, tickets, uploads
 
 
 class BlobRepository:
@@ -41,3 +41,18 @@ class BlobRepository:
             .values(epoch=epoch, sha256=blob.sha256, stored_at=self._clock.now())
             .on_conflict_do_nothing()
         )
+
+    async def put_ticket(self, db: WriteConnection, epoch: int, sha256: str, size: int) -> None:
+        """The lease of that epoch may send that blob past the server."""
+        values = {"size": size, "issued_at": self._clock.now()}
+        await db.execute(
+            upsert(self._dialect, tickets)
+            .values(epoch=epoch, sha256=sha256, **values)
+            .on_conflict_do_update(index_elements=["epoch", "sha256"], set_=values)
+        )
+
+    async def ticket(self, db: ReadConnection, epoch: int, sha256: str) -> int | None:
+        """The size a ticket was given for, None when there is no ticket."""
+        statement = select(tickets.c.size).where(tickets.c.epoch == epoch, tickets.c.sha256 == sha256)
+        size: int | None = (await db.execute(statement)).scalar_one_or_none()
+        return size

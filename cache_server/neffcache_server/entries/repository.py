@@ -9,7 +9,7 @@ from neffcache_client.wire import Artifact, Entry, EntryPage
 from sqlalchemy import delete, exists, func, select, tuple_, update
 
 from neffcache_server.database.engine import Database, ReadConnection, WriteConnection
-from neffcache_server.database.models import blobs, entries, leases, uploads
+from neffcache_server.database.models import blobs, entries, leases, tickets, uploads
 from neffcache_server.leases.repository import ARTIFACT_COLUMNS, artifact_of, holder_of
 
 _CLEARED = dict.fromkeys(
@@ -95,8 +95,14 @@ class EntryRepository:
         pending = exists().where(
             uploads.c.sha256 == sha256, uploads.c.epoch == leases.c.epoch, leases.c.status == "live"
         )
+        # Somebody who was told "it is there already" by the store counts on it too.
+        announced = exists().where(
+            tickets.c.sha256 == sha256, tickets.c.epoch == leases.c.epoch, leases.c.status == "live"
+        )
         result = await db.execute(
-            delete(blobs).where(blobs.c.namespace == namespace, blobs.c.sha256 == sha256, ~served, ~pending)
+            delete(blobs).where(
+                blobs.c.namespace == namespace, blobs.c.sha256 == sha256, ~served, ~pending, ~announced
+            )
         )
         return result.rowcount > 0
 

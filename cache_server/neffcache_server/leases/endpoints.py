@@ -16,8 +16,10 @@ from neffcache_client.wire import (
     PublishRequest,
 )
 
+from neffcache_server.auth import require
 from neffcache_server.problems import (
     BlobNotUploaded,
+    BlobRefused,
     ClientGone,
     FactorsTooLarge,
     LeaseEnded,
@@ -25,6 +27,7 @@ from neffcache_server.problems import (
     LeaseSuperseded,
     LeaseUnknown,
     ShuttingDown,
+    StorageUnavailable,
     documented,
 )
 from neffcache_server.state import AppState, Key, LeaseId, Namespace
@@ -36,6 +39,7 @@ router = APIRouter(prefix="/v1/ns/{namespace}", tags=["leases"])
     "/keys/{key}/acquire",
     responses=documented(LeaseSuperseded, LeaseEnded, LeaseIdReused, FactorsTooLarge, ShuttingDown, ClientGone),
 )
+@require("read")
 async def acquire(
     namespace: Namespace, key: Key, body: AcquireRequest, state: AppState, request: Request
 ) -> AcquireAnswer:
@@ -48,6 +52,7 @@ async def acquire(
 
 
 @router.post("/keys/lookup")
+@require("read")
 async def lookup(namespace: Namespace, body: LookupRequest, state: AppState) -> LookupAnswer:
     """Which of these keys are present, with their artifacts. Never leases, counts no hit."""
     async with state.database.read() as db:
@@ -55,6 +60,7 @@ async def lookup(namespace: Namespace, body: LookupRequest, state: AppState) -> 
 
 
 @router.post("/leases/{lease_id}/heartbeat", responses=documented(LeaseUnknown, LeaseSuperseded, LeaseEnded))
+@require("write")
 async def heartbeat(
     namespace: Namespace, lease_id: LeaseId, body: HeartbeatRequest, state: AppState
 ) -> HeartbeatAnswer:
@@ -63,6 +69,7 @@ async def heartbeat(
 
 
 @router.delete("/leases/{lease_id}", status_code=204, responses=documented(LeaseUnknown))
+@require("write")
 async def release(namespace: Namespace, lease_id: LeaseId, state: AppState) -> None:
     """Give a lease back without a result. May be repeated."""
     await state.leases.release(namespace, lease_id)
@@ -70,14 +77,16 @@ async def release(namespace: Namespace, lease_id: LeaseId, state: AppState) -> N
 
 @router.post(
     "/leases/{lease_id}/publish",
-    responses=documented(LeaseUnknown, LeaseSuperseded, LeaseEnded, BlobNotUploaded),
+    responses=documented(LeaseUnknown, LeaseSuperseded, LeaseEnded, BlobNotUploaded, BlobRefused, StorageUnavailable),
 )
+@require("write")
 async def publish(namespace: Namespace, lease_id: LeaseId, body: PublishRequest, state: AppState) -> PublishAnswer:
     """Make a blob that this lease uploaded the key's artifact, and end the lease. May be repeated."""
     return await state.publishing.publish(namespace, lease_id, body)
 
 
 @router.post("/leases/{lease_id}/fail", responses=documented(LeaseUnknown, LeaseSuperseded, LeaseEnded))
+@require("write")
 async def fail(namespace: Namespace, lease_id: LeaseId, body: FailRequest, state: AppState) -> FailAnswer:
     """End a lease with a failure. May be repeated."""
     return await state.leases.fail(namespace, lease_id, body)

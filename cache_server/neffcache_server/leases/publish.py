@@ -11,6 +11,7 @@ from neffcache_client.errors import NeffInvalid
 from neffcache_client.neff import member_digests
 from neffcache_client.wire import Artifact, PublishAnswer, PublishRequest, from_json
 
+from neffcache_server.blobs.presigned import PresignedUploads
 from neffcache_server.database.engine import Database, WriteConnection
 from neffcache_server.kit.hub import EventHub
 from neffcache_server.leases.machine import Lease
@@ -24,7 +25,10 @@ from neffcache_server.storage.base import BlobNotFound, BlobStore
 class PublishService:
     """Blob first (checked when it was uploaded), then the row, then the end of the lease, in one commit."""
 
-    def __init__(self, database: Database, store: BlobStore, hub: EventHub, leases: LeaseService) -> None:
+    def __init__(
+        self, database: Database, store: BlobStore, hub: EventHub, leases: LeaseService, presigned: PresignedUploads
+    ) -> None:
+        self._presigned = presigned
         self._db = database
         self._store = store
         self._hub = hub
@@ -34,15 +38,21 @@ class PublishService:
     async def publish(self, namespace: str, lease_id: str, request: PublishRequest) -> PublishAnswer:
         """Make an uploaded blob the artifact of the lease's key; a repeated call gets the first one's answer.
 
-        First write wins. Raises LeaseUnknown, LeaseSuperseded, LeaseEnded, BlobNotUploaded, InvalidRequest.
+        First write wins. Raises LeaseUnknown, LeaseSuperseded, LeaseEnded, BlobNotUploaded, BlobRefused,
+        InvalidRequest, StorageUnavailable.
         """
         compared: dict[str, list[str] | None] = {}
         while True:
+            async with self._db.read() as reading:
+                lease = await self._leases.find(reading, namespace, lease_id)
+            if lease.status != "live":
+                return _repeated(lease, request)
+            # The store may take its time, so it is asked before anything is locked.
+            blob = await self._checked_upload(lease, request)
             async with self._db.write() as db:
                 lease = await self._leases.find(db, namespace, lease_id)
                 if lease.status != "live":
                     return _repeated(lease, request)
-                blob = await self._checked_upload(db, lease, request)
                 await self._repo.lock_key(db, namespace, lease.key)
                 stored = (await self._repo.snapshot(db, namespace, lease.key)).artifact
                 # Comparing two archives takes seconds: it happens outside of the transaction, then we look again.
@@ -53,8 +63,12 @@ class PublishService:
         await self._hub.announce((namespace, lease.key))
         return answer
 
-    async def _checked_upload(self, db: WriteConnection, lease: Lease, request: PublishRequest) -> Any:
-        blob = await self._repo.uploaded(db, lease, request.sha256)
+    async def _checked_upload(self, lease: Lease, request: PublishRequest) -> Any:
+        blob = await self._uploaded(lease, request.sha256)
+        if blob is None:
+            # It may have gone straight to the store.
+            await self._presigned.accept(lease, request.sha256)
+            blob = await self._uploaded(lease, request.sha256)
         if blob is None:
             raise BlobNotUploaded
         if blob.size != request.size:
@@ -67,6 +81,10 @@ class PublishService:
         if size != blob.size:
             raise BlobNotUploaded("the uploaded blob is not in the store any more; upload it again")
         return blob
+
+    async def _uploaded(self, lease: Lease, sha256: str) -> Any:
+        async with self._db.read() as db:
+            return await self._repo.uploaded(db, lease, sha256)
 
     async def _commit(
         self,

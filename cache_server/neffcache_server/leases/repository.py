@@ -10,7 +10,7 @@ from sqlalchemy import ColumnElement, Row, case, delete, exists, insert, select,
 
 from neffcache_server.database.dialect import upsert
 from neffcache_server.database.engine import Database, ReadConnection, WriteConnection
-from neffcache_server.database.models import blobs, differences, entries, failures, leases, uploads
+from neffcache_server.database.models import blobs, differences, entries, failures, leases, tickets, uploads
 from neffcache_server.kit.storable import storable
 from neffcache_server.leases.machine import FailureRecord, Lease, Snapshot
 
@@ -329,7 +329,8 @@ class LeaseRepository:
         """Forget leases that ended, or ran out unnoticed, `older_than` seconds ago."""
         horizon = self._now - older_than
         old = (leases.c.ended_at < horizon) | ((leases.c.status == "live") & (leases.c.expires_at < horizon))
-        await db.execute(delete(uploads).where(uploads.c.epoch.in_(select(leases.c.epoch).where(old))))
+        for table in (uploads, tickets):
+            await db.execute(delete(table).where(table.c.epoch.in_(select(leases.c.epoch).where(old))))
         return (await db.execute(delete(leases).where(old))).rowcount
 
 

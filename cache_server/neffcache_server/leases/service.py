@@ -20,7 +20,7 @@ from neffcache_client.wire import (
     from_json,
 )
 
-from neffcache_server.database.engine import Database, WriteConnection
+from neffcache_server.database.engine import Database, ReadConnection, WriteConnection
 from neffcache_server.explain.misses import MissLog
 from neffcache_server.kit.hub import EventHub
 from neffcache_server.leases.gate import Gate, Gates
@@ -269,7 +269,7 @@ class LeaseService:
         await self._hub.announce((namespace, lease.key))
         return answer
 
-    async def find(self, db: WriteConnection, namespace: str, lease_id: str) -> Lease:
+    async def find(self, db: ReadConnection, namespace: str, lease_id: str) -> Lease:
         """The lease of that id in that namespace. Raises LeaseUnknown."""
         lease = await self._repo.find(db, lease_id)
         if lease is None or lease.namespace != namespace:

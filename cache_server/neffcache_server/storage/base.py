@@ -1,8 +1,8 @@
 """What a blob store has to be able to do.
 
-Blobs are named by namespace and SHA-256 and never change. Uploads are checked in a staging file before they get here,
-so a store only ever takes whole, verified files. Every method raises StorageUnavailable when the store fails; only
-"there is no such object" is a BlobNotFound.
+Blobs are named by namespace and SHA-256 and never change. Uploads through the server are checked in a staging file
+before they get here; those that go past it by a presigned URL are checked when they are published. Every method
+raises StorageUnavailable when the store fails; only "there is no such object" is a BlobNotFound.
 """
 
 from __future__ import annotations
@@ -10,13 +10,26 @@ from __future__ import annotations
 from collections.abc import AsyncIterator
 from contextlib import AbstractAsyncContextManager
 from pathlib import Path
-from typing import Protocol
+from typing import NamedTuple, Protocol
 
 from neffcache_client.wire import UploadAnswer
+
+from neffcache_server.problems import StorageUnavailable
 
 
 class BlobNotFound(Exception):
     """The store has no such blob."""
+
+
+class StorageMisconfigured(StorageUnavailable):
+    """The store answers, and says that it cannot be used like this: no bucket, no rights."""
+
+
+class StoredBlob(NamedTuple):
+    """What a store knows of a blob without reading it. `sha256` is None where it computed none."""
+
+    size: int
+    sha256: str | None
 
 
 class BlobReader(Protocol):
@@ -42,6 +55,9 @@ class BlobStore(Protocol):
 
     async def size(self, namespace: str, sha256: str) -> int:
         """Length of a blob. Raises BlobNotFound."""
+
+    async def inspect(self, namespace: str, sha256: str) -> StoredBlob:
+        """Length and, where the store has one of its own, digest of a blob. Raises BlobNotFound."""
 
     async def open(self, namespace: str, sha256: str) -> BlobReader:
         """Open a blob for reading. Raises BlobNotFound before any byte is read."""

@@ -14,7 +14,7 @@ from anyio import to_thread
 from neffcache_client.wire import UploadAnswer
 
 from neffcache_server.problems import SetupError, StorageUnavailable
-from neffcache_server.storage.base import BlobNotFound
+from neffcache_server.storage.base import BlobNotFound, StoredBlob
 
 T = TypeVar("T")
 
@@ -65,6 +65,9 @@ class FolderStore:
 
     async def size(self, namespace: str, sha256: str) -> int:
         return (await _in_thread(os.stat, self._path(namespace, sha256))).st_size
+
+    async def inspect(self, namespace: str, sha256: str) -> StoredBlob:
+        return StoredBlob(await self.size(namespace, sha256), None)
 
     async def open(self, namespace: str, sha256: str) -> FolderReader:
         return FolderReader(await _in_thread(os.open, self._path(namespace, sha256), os.O_RDONLY | os.O_CLOEXEC))

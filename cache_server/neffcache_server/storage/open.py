@@ -17,7 +17,11 @@ def open_store(settings: ServerSettings) -> BlobStore:
         from neffcache_server.storage.folder import FolderStore
 
         return FolderStore(Path(unquote(url.path)))
+    if url.scheme == "s3":
+        from neffcache_server.storage.s3 import S3Store
+
+        return S3Store(settings)
     raise SetupError(
         f"NEFFCACHE_SERVER_STORAGE_URL={settings.effective_storage_url!r} is not understood: "
-        "give file:///an/absolute/folder"
+        "give file:///an/absolute/folder or s3://bucket/prefix"
     )

