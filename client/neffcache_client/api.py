@@ -17,6 +17,7 @@ import httpx
 
 from neffcache_client import wire
 from neffcache_client.errors import (
+    AnswerLost,
     LeaseSuperseded,
     NotAllowed,
     RequestRefused,
@@ -35,10 +36,6 @@ _REDIRECTS = (301, 302, 303, 307, 308)
 _MAX_REDIRECTS = 3
 
 T = TypeVar("T")
-
-
-class AnswerLost(ServerUnreachable):
-    """The request went out and the connection broke before its answer: the server may have acted on it."""
 
 
 class CacheClient:

@@ -8,16 +8,25 @@ import secrets
 import threading
 import time
 from collections.abc import Callable
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-from neffcache_client.api import AnswerLost, CacheClient
 from neffcache_client.bounded import Interrupted, TimeIsUp, bounded
-from neffcache_client.errors import Aborted, CacheUnavailable, NeffcacheError, RequestRefused, ServerUnreachable
+from neffcache_client.errors import (
+    Aborted,
+    AnswerLost,
+    CacheUnavailable,
+    NeffcacheError,
+    RequestRefused,
+    ServerUnreachable,
+)
 from neffcache_client.heartbeat import Heart, LeaseView
 from neffcache_client.identity import boot_id, host_name
 from neffcache_client.results import Patience
 from neffcache_client.settings import ClientSettings
 from neffcache_client.wire import AcquireAnswer, AcquireRequest, Artifact, Holder
+
+if TYPE_CHECKING:
+    from neffcache_client.api import CacheClient
 
 Log = Callable[[str], None]
 _RETRY_SECONDS = (0.25, 0.5, 1.0, 2.0)

@@ -13,9 +13,8 @@ import os
 import threading
 import time
 from collections.abc import Callable
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-from neffcache_client.api import CacheClient
 from neffcache_client.breaker import Breaker
 from neffcache_client.contact import Asker, Contact, OutageTooLong
 from neffcache_client.errors import (
@@ -36,6 +35,10 @@ from neffcache_client.settings import ClientSettings
 from neffcache_client.transfer import fetch
 from neffcache_client.uploader import start_in_background
 from neffcache_client.wire import AcquireAnswer, Artifact
+
+if TYPE_CHECKING:
+    # httpx takes longer to import than a waiter takes to be served: 64 ranks of a host would burn seconds of CPU.
+    from neffcache_client.api import CacheClient
 
 Compile = Callable[[LeaseView], CompileResult]
 _MAX_COMPILES = 3
@@ -187,6 +190,8 @@ class Errand:
         return self._follow(answer)
 
     def _first_contact(self) -> AcquireAnswer:
+        from neffcache_client.api import CacheClient
+
         self._client = CacheClient(self._settings)
         self._contact = Contact(
             self._client,

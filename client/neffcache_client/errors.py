@@ -10,6 +10,7 @@
     ├── DigestMismatch             bytes differ from the SHA-256 they were stored under
     ├── CacheUnavailable           the server or store could not be used; the job compiles instead
     │   ├── ServerUnreachable      no answer: DNS, refused, time-out, TLS, broken body
+    │   │   └── AnswerLost         the request went out, its answer did not come: it may have been acted on
     │   └── ServerFault            an answer of 5xx, or one that makes no sense
     ├── RequestRefused             the server understood and said no (4xx); carries `code` and `status`
     │   ├── LeaseSuperseded        another holder has the lease: this one may change nothing any more
@@ -76,6 +77,10 @@ class CacheUnavailable(NeffcacheError):
 
 class ServerUnreachable(CacheUnavailable):
     """The cache server gave no answer."""
+
+
+class AnswerLost(ServerUnreachable):
+    """The connection broke before the answer: the server may have acted on the request."""
 
 
 class ServerFault(CacheUnavailable):

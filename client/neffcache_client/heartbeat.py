@@ -5,10 +5,13 @@ from __future__ import annotations
 import threading
 from collections.abc import Callable
 from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
 
-from neffcache_client.api import CacheClient
 from neffcache_client.errors import CacheUnavailable, RequestRefused
 from neffcache_client.wire import HEARTBEAT_SECONDS, HeartbeatRequest
+
+if TYPE_CHECKING:
+    from neffcache_client.api import CacheClient
 
 _RETRY_SECONDS = 2.0
 

@@ -8,9 +8,8 @@ from __future__ import annotations
 import threading
 import time
 from collections.abc import Callable
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-from neffcache_client.api import CacheClient
 from neffcache_client.bounded import TimeIsUp, bounded
 from neffcache_client.errors import (
     CacheUnavailable,
@@ -26,6 +25,9 @@ from neffcache_client.settings import ClientSettings
 from neffcache_client.spool import Spool, SpoolEntry
 from neffcache_client.transfer import upload
 from neffcache_client.wire import Artifact, FailRequest, PublishRequest
+
+if TYPE_CHECKING:
+    from neffcache_client.api import CacheClient
 
 Warn = Callable[[str, str], None]
 """Takes a kind and a sentence; each kind is said once per process."""

@@ -5,12 +5,15 @@ from __future__ import annotations
 import os
 import threading
 from collections.abc import Callable, Iterator
+from typing import TYPE_CHECKING
 
-from neffcache_client.api import CacheClient
 from neffcache_client.bounded import bounded
 from neffcache_client.errors import Aborted, CacheUnavailable, DigestMismatch, NeffInvalid, RequestRefused
 from neffcache_client.neff import NeffChecker, NeffInfo
 from neffcache_client.wire import LEASE_HEADER, Artifact, UploadRequest
+
+if TYPE_CHECKING:
+    from neffcache_client.api import CacheClient
 
 CHUNK = 1 << 20
 

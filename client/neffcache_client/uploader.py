@@ -10,14 +10,13 @@ import fcntl
 import hashlib
 import json
 import os
-import subprocess
 import sys
 import threading
 import time
 from collections.abc import Callable
 from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
 
-from neffcache_client.api import CacheClient
 from neffcache_client.contact import Contact
 from neffcache_client.errors import (
     CacheUnavailable,
@@ -32,6 +31,9 @@ from neffcache_client.publishing import send
 from neffcache_client.results import Patience
 from neffcache_client.settings import ClientSettings
 from neffcache_client.spool import Spool, SpoolEntry
+
+if TYPE_CHECKING:
+    from neffcache_client.api import CacheClient
 
 BACKGROUND_SECONDS = 90.0
 _AGAIN_SECONDS = 2.0
@@ -138,6 +140,8 @@ def start_in_background(settings: ClientSettings) -> bool:
     if not len(Spool(settings.tier_dir)) or not (fd := _only_one(settings)):
         return False
     os.close(fd)
+    import subprocess
+
     # The launcher runs with a bare path and without `site`: the child is told where this process found things.
     code = f"import sys; sys.path[:] = {json.dumps(sys.path)}; from neffcache_client.uploader import main; main()"
     try:
@@ -158,6 +162,8 @@ def start_in_background(settings: ClientSettings) -> bool:
 
 def main() -> None:
     """Body of the background process."""
+    from neffcache_client.api import CacheClient
+
     settings = ClientSettings.from_env()
     if _only_one(settings) is None:
         return

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import fcntl
 import os
+import subprocess
 import threading
 from collections.abc import Iterator
 from pathlib import Path
@@ -160,7 +161,7 @@ def test_there_is_one_uploader_per_host(node: Node, server: ScriptedServer) -> N
 
 
 def test_nothing_is_started_for_an_empty_spool(node: Node, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(uploader.subprocess, "Popen", lambda *a, **k: pytest.fail("started"))
+    monkeypatch.setattr(subprocess, "Popen", lambda *a, **k: pytest.fail("started"))
     assert start_in_background(node.settings) is False
 
 

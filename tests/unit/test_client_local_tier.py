@@ -215,3 +215,9 @@ print(json.dumps(sorted(m for m in set(sys.modules) - before if not m.startswith
 """
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert json.loads(done.stdout) == []
+
+
+def test_a_rank_that_only_waits_for_its_host_never_imports_the_http_client() -> None:
+    """64 ranks of a host would burn seconds of CPU before anybody has compiled anything."""
+    code = "import sys, neffcache_client.node_cache; assert not {'httpx', 'ssl', 'subprocess'} & set(sys.modules)"
+    subprocess.run([sys.executable, "-c", code], check=True)
