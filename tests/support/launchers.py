@@ -11,6 +11,9 @@ from neffcache_hook.launcher.shim import make_shim
 
 from support.compilers import FakeCompiler, environment
 
+GRAPH = (Path(__file__).resolve().parents[1] / "corpus" / "sort.hlo.pb").read_bytes()
+"""A real graph, as HLO: read without MLIR's bindings, so that 64 launchers at once do not starve a small machine."""
+
 UNREACHABLE = "http://127.0.0.1:9"
 """A server that is not there: the discard port, refused at once."""
 
@@ -64,7 +67,7 @@ class Host:
         self.tier = root / "neff_cache" / "neffcache"
         self._compiles = 0
 
-    def arguments(self, folder: Path, *more: str, graph: bytes = b"graph") -> list[str]:
+    def arguments(self, folder: Path, *more: str, graph: bytes = GRAPH) -> list[str]:
         """TorchNeuron's command line for a graph in `folder`."""
         folder.mkdir(parents=True, exist_ok=True)
         source = folder / "module.hlo.pb"
@@ -72,7 +75,7 @@ class Host:
         options = ["--framework", "XLA", "--target", "trn2", "--lnc", "2", "-O1", "--model-type", "transformer"]
         return ["compile", str(source), *options, *more, "--output", str(folder / "module.neff")]
 
-    def start(self, *more: str, graph: bytes = b"graph") -> Started:
+    def start(self, *more: str, graph: bytes = GRAPH) -> Started:
         """Start one compile in a fresh folder."""
         self._compiles += 1
         folder = self.root / f"T{self._compiles}"
@@ -87,7 +90,7 @@ class Host:
         )
         return Started(process, folder / "module.neff")
 
-    def compile(self, *more: str, graph: bytes = b"graph") -> Done:
+    def compile(self, *more: str, graph: bytes = GRAPH) -> Done:
         """Run one compile to its end."""
         return self.start(*more, graph=graph).finish()
 

@@ -12,11 +12,12 @@ import select
 import signal
 import threading
 import time
+from dataclasses import replace
 
 from neffcache_client.errors import NeffChecksumMismatch, NeffInvalid, NeffTruncated
 from neffcache_client.local_tier import describe, place
 from neffcache_client.neff import check_neff
-from neffcache_client.node_cache import CACHE_FAULT_EXIT, CompileResult, LeaseView, NodeCache, Obtained
+from neffcache_client.node_cache import CACHE_FAULT_EXIT, CompileResult, LeaseView, NodeCache, Obtained, Patience
 from neffcache_client.results import failure_text
 
 from neffcache_hook.launcher import find
@@ -120,7 +121,9 @@ class Work:
         assert job.computed is not None
         assert job.computed.key is not None
         assert job.identity is not None
-        cache = NodeCache(job.settings, log=job.log, abort=self.abort)
+        patience = Patience()
+        patience = replace(patience, leader=max(1.0, patience.leader - job.waited))
+        cache = NodeCache(job.settings, log=job.log, abort=self.abort, patience=patience)
         obtained = cache.obtain(
             job.computed.key,
             job.computed.factors,
@@ -129,10 +132,10 @@ class Work:
             expect_version=job.identity.version,
             expect_target=job.cmd.target,
             retry_failed=job.cmd.retry_failed or job.settings.retry_failed,
+            summarise=self._summarise,
         )
         if obtained.result is None:
             # Somebody else's NEFF, or somebody else's failure: what our own compiler printed, if it ran, is void.
-            summarise=self._summarise,
             self._output = None
             _explain(obtained)
         elif obtained.exit_code == 0 and self._folder is not None:
@@ -141,14 +144,14 @@ class Work:
             self._output.note(obtained.message)
         return obtained.exit_code
 
-    def _around_cache(self) -> int:
-        """A compile without a key: the launcher's other promises hold for it all the same."""
-        job = self.job
     def _summarise(self) -> str | None:
         from neffcache_hook.launcher.summary import summarise
 
         return summarise(self.job)
 
+    def _around_cache(self) -> int:
+        """A compile without a key: the launcher's other promises hold for it all the same."""
+        job = self.job
         reason = (job.computed.uncacheable if job.computed else None) or "compiler_unknown"
         if job.settings.mode == "require":
             complain(f"this compile cannot be cached ({reason}) and NEFFCACHE_MODE=require forbids compiling")

@@ -27,6 +27,8 @@ if TYPE_CHECKING:
     from types import FrameType
     from typing import Any, NoReturn
 
+    from neffcache_client.local_tier import LocalTier
+
     from neffcache_hook.key.command import CompileCommand
     from neffcache_hook.key.compute import ComputedKey
     from neffcache_hook.key.identity import CompilerIdentity
@@ -80,11 +82,12 @@ class Job:
         "log",
         "output",
         "settings",
-        "started",
+        "waited",
     )
 
     def __init__(self, caller: Caller, argv: list[str], environ: Mapping[str, str], compiler: str) -> None:
-        self.started = time.monotonic()
+        self.waited = 0.0
+        """Seconds spent on this host's leader before the node cache was asked."""
         self.caller = caller
         self.arguments = argv
         """What the compiler is given if it runs as it is: without the wrapper-only options once they are known."""
@@ -150,7 +153,7 @@ def _answer(job: Job) -> int:
     """The exit code of a compile that the cache may answer."""
     if not _prepare(job):
         find.become(job.compiler, job.arguments, job.environ)
-    if job.computed is not None and job.computed.key and _local_hit(job, job.computed.key):
+    if job.computed is not None and job.computed.key and _from_this_host(job, job.computed.key):
         return 0
     _without_httpx_command_line()
     from neffcache_hook.launcher import compile as slow
@@ -192,11 +195,31 @@ def _prepare(job: Job) -> bool:
     return True
 
 
-def _local_hit(job: Job, key: str) -> bool:
-    from neffcache_client.errors import LocalTierError
+def _from_this_host(job: Job, key: str) -> bool:
+    """True when the NEFF was in the local tier, or came there while another process of this host was getting it."""
     from neffcache_client.local_tier import LocalTier
 
     tier = LocalTier(job.settings.tier_dir, job.settings.local_max_bytes)
+    if _local_hit(job, key, tier, "local"):
+        return True
+    from neffcache_client.host_lock import HostLock
+
+    from neffcache_hook.launcher.follow import CallerGone, follow
+
+    began = time.monotonic()
+    lock = HostLock(job.settings.lock_dir, job.settings.namespace, key)
+    try:
+        came = follow(lock, job.caller, lambda: tier.contains(key))
+    except CallerGone:
+        job.log(f"stopping: the process that asked for this compile (pid {job.caller.pid}) has died")
+        os._exit(128 + 15)
+    job.waited = time.monotonic() - began
+    return came and _local_hit(job, key, tier, "waited")
+
+
+def _local_hit(job: Job, key: str, tier: LocalTier, verdict: str) -> bool:
+    from neffcache_client.errors import LocalTierError
+
     try:
         artifact = tier.fetch(key, job.output)
     except LocalTierError as exc:
@@ -205,9 +228,16 @@ def _local_hit(job: Job, key: str) -> bool:
         return False
     if artifact is None:
         return False
-    job.record("local", key=key, bytes=artifact.size, saved_seconds=artifact.compile_seconds, exit_code=0)
+    job.record(
+        verdict,
+        key=key,
+        bytes=artifact.size,
+        saved_seconds=artifact.compile_seconds,
+        waited_seconds=round(job.waited, 3) or None,
+        exit_code=0,
+    )
     if job.settings.log:
-        job.log(f"local hit {key[:12]} for {job.cmd.output} ({artifact.size} bytes)")
+        job.log(f"{verdict} {key[:12]} for {job.cmd.output} ({artifact.size} bytes)")
     return True
 
 
