@@ -255,6 +255,7 @@ def test_at_least_500_mutations_keep_the_key(graphs: Path, tmp_path: Path, monke
     assert tally.counts.total() >= 500
 
 
+@pytest.mark.slow
 def test_at_least_500_mutations_change_the_key(graphs: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """UC-05, UC-08, UC-12, UC-13"""
     in_process(monkeypatch)
