@@ -24,8 +24,8 @@ from neffcache_client.errors import (
     ServerFault,
     ServerUnreachable,
 )
-from neffcache_client.settings import ClientSettings
 from neffcache_client.explanation import Explanation, JobExplanation
+from neffcache_client.settings import ClientSettings
 
 CONNECT_SECONDS = 2.0
 CALL_SECONDS = 10.0
@@ -130,6 +130,9 @@ class CacheClient:
         return self._call(wire.Entry, "GET", self._ns(f"entries/{key}"))
 
     def delete_entry(self, key: str) -> None:
+        """Remove an entry."""
+        self._request("DELETE", self._ns(f"entries/{key}"))
+
     def explain(self, key: str) -> Explanation:
         """Why a key missed; `key` may be the first digits of one."""
         return self._call(Explanation, "GET", self._ns(f"entries/{key}/explain"))
@@ -141,9 +144,6 @@ class CacheClient:
     def keep_summary(self, key: str, request: wire.SummaryRequest, *, seconds: float = CALL_SECONDS) -> None:
         """Tell what the graph of a missed key consists of."""
         self._request("POST", self._ns(f"keys/{key}/summary"), json=_body(request), seconds=seconds)
-
-        """Remove an entry."""
-        self._request("DELETE", self._ns(f"entries/{key}"))
 
     def failures(self) -> list[dict[str, Any]]:
         """Stored failures, each a Failure's fields and its key."""

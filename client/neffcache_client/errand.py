@@ -30,8 +30,8 @@ from neffcache_client.local_tier import LocalTier, describe, place, unique
 from neffcache_client.neff import NeffInfo
 from neffcache_client.publishing import Publisher, Warn, report_failure
 from neffcache_client.results import CACHE_FAULT_EXIT, CompileResult, Obtained, Patience, failure_text
-from neffcache_client.summary_sender import Summarise, SummarySender
 from neffcache_client.settings import ClientSettings
+from neffcache_client.summary_sender import Summarise, SummarySender
 from neffcache_client.transfer import fetch
 from neffcache_client.uploader import start_in_background
 from neffcache_client.wire import AcquireAnswer, Artifact
@@ -61,10 +61,10 @@ class Errand:
         expect_version: str | None,
         expect_target: str | None,
         retry_failed: bool,
+        summarise: Summarise | None,
         abort: threading.Event,
         log: Callable[[str], None],
         warn: Warn,
-        summarise: Summarise | None,
         patience: Patience,
     ) -> None:
         self.waited_seconds = 0.0
@@ -79,11 +79,11 @@ class Errand:
         self._compile_callable = compile
         self._expect = {"expect_version": expect_version, "expect_target": expect_target}
         self._retry_failed = retry_failed
+        self._summarise = summarise
+        self._summary: SummarySender | None = None
         self._abort = abort
         self._log = log
         self._warn = warn
-        self._summarise = summarise
-        self._summary: SummarySender | None = None
         self._patience = patience
         self._publisher = Publisher(settings, tier, abort=abort, warn=warn)
         self._lock = HostLock(settings.lock_dir, settings.namespace, key)
@@ -108,11 +108,11 @@ class Errand:
         finally:
             # A lease that may live on keeps its record: the next leader supersedes it once this process is gone.
             self._lock.release(clean=not self._may_be_leased)
+            if self._summary is not None and not self._abort.is_set():
+                self._summary.finish()
             if self._client is not None:
                 self._client.close()
 
-            if self._summary is not None and not self._abort.is_set():
-                self._summary.finish()
     # This host
 
     def _local(self, verdict: str) -> Obtained | None:
@@ -285,12 +285,12 @@ class Errand:
 
     def _nobody_compiles(self) -> Obtained:
         self._may_be_leased = False
+        self._tell_miss("nobody compiles it")
         if self._settings.mode == "require":
             return self._missing("required", f"no NEFF for key {self._key} is in the cache")
         return self._compile_privately("compiled", "readonly")
 
     # A hit
-        self._tell_miss("nobody compiles it")
 
     def _fetch(self, artifact: Artifact) -> tuple[Obtained | None, str]:
         """The artifact at `output`, or why not."""
@@ -314,11 +314,6 @@ class Errand:
             saved_seconds=artifact.compile_seconds,
         )
 
-    # A compile
-
-    def _compile(self, view: LeaseView) -> CompileResult:
-        self._compiles += 1
-        result = self._compile_callable(view)
     # A miss
 
     def _tell_miss(self, what: str) -> None:
@@ -330,6 +325,11 @@ class Errand:
         self._summary = SummarySender(self._client, self._key, self._summarise, self._log)
         self._summary.start()
 
+    # A compile
+
+    def _compile(self, view: LeaseView) -> CompileResult:
+        self._compiles += 1
+        result = self._compile_callable(view)
         self.compile_seconds = (self.compile_seconds or 0.0) + result.seconds
         if self._abort.is_set():
             raise Aborted
@@ -339,12 +339,12 @@ class Errand:
     def _compile_leased(self) -> Obtained | None:
         """Compile under the lease; None when the lease went back and this process asks like any other."""
         assert self._client is not None
+        self._tell_miss("compiling it here")
         view = LeaseView()
         heart = Heart(self._client, self._contact.lease_id, view, self._log)
         try:
             result = self._compile(view)
             return self._finish(result, view) if result.kind == "ok" else self._report(result)
-        self._tell_miss("compiling it here")
         finally:
             heart.stop()
 
