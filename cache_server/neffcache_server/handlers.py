@@ -23,6 +23,8 @@ from neffcache_server.problems import (
     documented,
 )
 
+_HEADERS = {401: {"www-authenticate": "Bearer"}, 429: {"retry-after": "1"}, 503: {"retry-after": "1"}}
+
 
 def answer(problem: Problem, headers: dict[str, str] | None = None) -> JSONResponse:
     """A problem document."""
@@ -39,8 +41,7 @@ def install_handlers(app: FastAPI) -> None:
 
 async def _on_problem(_request: Request, exc: Exception) -> JSONResponse:
     assert isinstance(exc, ServerProblem)
-    headers = {"retry-after": "1"} if exc.status == 503 else None
-    return answer(exc.problem(), headers)
+    return answer(exc.problem(), _HEADERS.get(exc.status))
 
 
 async def _on_invalid(_request: Request, exc: Exception) -> JSONResponse:

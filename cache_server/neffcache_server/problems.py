@@ -36,6 +36,42 @@ class InvalidRequest(ServerProblem):
     status, code, title = 422, "invalid_request", "Invalid request"
 
 
+class TokenRequired(ServerProblem):
+    """A token is needed: send it as `Authorization: Bearer TOKEN`."""
+
+    status, code, title = 401, "token_required", "Token required"
+
+
+class NotAllowed(ServerProblem):
+    """The token lacks the right to do this."""
+
+    status, code, title = 403, "not_allowed", "Not allowed"
+
+
+class CrossSite(ServerProblem):
+    """A page of another site made the browser send this; nothing was done."""
+
+    status, code, title = 403, "cross_site", "Refused"
+
+
+class TooManyRequests(ServerProblem):
+    """This token makes more requests than the server takes; wait a little."""
+
+    status, code, title = 429, "too_many_requests", "Too many requests"
+
+
+class TokenUnknown(ServerProblem):
+    """There is no token of that id, or none that you administer."""
+
+    status, code, title = 404, "token_unknown", "Unknown token"
+
+
+class QuotaExceeded(ServerProblem):
+    """The namespace holds as many bytes as it may; nothing was stored."""
+
+    status, code, title = 413, "quota_exceeded", "Quota exceeded"
+
+
 class RouteUnknown(ServerProblem):
     """There is no such call."""
 

@@ -234,6 +234,33 @@ graphs = Table(
     Index("ix_graphs_described_at", "described_at"),
 )
 
+tokens = Table(
+    "tokens",
+    metadata,
+    # Public; the token itself is nowhere.
+    Column("id", String(32), primary_key=True),
+    Column("sha256", String(64), nullable=False, unique=True),
+    Column("name", String(255), nullable=False),
+    # read | write | admin
+    Column("role", String(8), nullable=False),
+    # One namespace, or * for all
+    Column("namespace", String(63), nullable=False),
+    Column("created_by", String(32), nullable=False),
+    Column("created_at", Double, nullable=False),
+    Column("expires_at", Double),
+    Column("revoked_at", Double),
+    CheckConstraint("role IN ('read', 'write', 'admin')", name="role"),
+    Index("ix_tokens_namespace", "namespace"),
+)
+
+# What replicas share and nobody else may know: the key that signs sessions.
+secrets = Table(
+    "secrets",
+    metadata,
+    Column("name", String(32), primary_key=True),
+    Column("value", String(255), nullable=False),
+)
+
 misses = Table(
     "misses",
     metadata,

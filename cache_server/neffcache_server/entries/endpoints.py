@@ -7,6 +7,7 @@ from typing import Annotated
 from fastapi import APIRouter, Query
 from neffcache_client.wire import Entry, EntryPage, check_key
 
+from neffcache_server.auth import require
 from neffcache_server.problems import EntryUnknown, InvalidRequest, documented
 from neffcache_server.state import AppState, Key, Namespace
 
@@ -14,6 +15,7 @@ router = APIRouter(prefix="/v1/ns/{namespace}/entries", tags=["entries"])
 
 
 @router.get("")
+@require("read")
 async def list_entries(
     namespace: Namespace,
     state: AppState,
@@ -26,6 +28,7 @@ async def list_entries(
 
 
 @router.get("/{key}", responses=documented(EntryUnknown))
+@require("read")
 async def show_entry(namespace: Namespace, key: Key, state: AppState) -> Entry:
     """One published key with what it was made of."""
     await state.counter.flush()
@@ -37,6 +40,7 @@ async def show_entry(namespace: Namespace, key: Key, state: AppState) -> Entry:
 
 
 @router.delete("/{key}", status_code=204, responses=documented(EntryUnknown))
+@require("admin")
 async def delete_entry(namespace: Namespace, key: Key, state: AppState) -> None:
     """Remove a key's artifact; the next rank that asks compiles it again."""
     async with state.database.write() as db:

@@ -8,6 +8,7 @@ from fastapi import APIRouter, Path, Query
 from neffcache_client.explanation import Explanation, JobExplanation
 from neffcache_client.wire import MIN_KEY_PREFIX, SummaryRequest
 
+from neffcache_server.auth import require
 from neffcache_server.problems import JobUnknown, KeyAmbiguous, KeyUnknown, documented
 from neffcache_server.state import AppState, Key, Namespace
 
@@ -19,12 +20,14 @@ KeyPrefix = Annotated[
 
 
 @router.get("/entries/{key}/explain", responses=documented(KeyUnknown, KeyAmbiguous))
+@require("read")
 async def explain(namespace: Namespace, key: KeyPrefix, state: AppState) -> Explanation:
     """Why a key missed: the nearest stored key and the factors that differ. Also for keys with nothing published."""
     return await state.explain.explain(namespace, key)
 
 
 @router.get("/explain", responses=documented(JobUnknown))
+@require("read")
 async def explain_job(
     namespace: Namespace, state: AppState, job: Annotated[str, Query(min_length=1, max_length=255)]
 ) -> JobExplanation:
@@ -33,6 +36,7 @@ async def explain_job(
 
 
 @router.post("/keys/{key}/summary", status_code=204, responses=documented(KeyUnknown))
+@require("write")
 async def keep_summary(namespace: Namespace, key: Key, body: SummaryRequest, state: AppState) -> None:
     """Tell what the graph of a missed key consists of. The first summary of a key is kept."""
     await state.explain.keep_summary(namespace, key, body.summary)

@@ -7,6 +7,7 @@ from typing import Annotated
 
 from fastapi import APIRouter, Query
 
+from neffcache_server.auth import require
 from neffcache_server.failures.repository import KeyFailure
 from neffcache_server.leases.repository import LeaseRepository
 from neffcache_server.problems import FailureUnknown, documented
@@ -23,6 +24,7 @@ class FailureList:
 
 
 @router.get("")
+@require("read")
 async def list_failures(
     namespace: Namespace, state: AppState, limit: Annotated[int, Query(ge=1, le=1000)] = 100
 ) -> FailureList:
@@ -32,6 +34,7 @@ async def list_failures(
 
 
 @router.delete("/{key}", status_code=204, responses=documented(FailureUnknown))
+@require("write")
 async def clear_failure(namespace: Namespace, key: Key, state: AppState) -> None:
     """Forget a key's failures, so that the next rank that asks may compile it."""
     repository = LeaseRepository(state.database)

@@ -5,6 +5,7 @@ from __future__ import annotations
 from fastapi import APIRouter
 from sqlalchemy import select
 
+from neffcache_server.auth import public
 from neffcache_server.database.models import entries
 from neffcache_server.problems import DatabaseUnavailable, ShuttingDown, StorageUnavailable, documented
 from neffcache_server.state import AppState
@@ -13,12 +14,14 @@ router = APIRouter(tags=["operations"])
 
 
 @router.get("/livez")
+@public
 async def livez() -> dict[str, str]:
     """The process answers. Looks at nothing else: a restart does not mend a database."""
     return {"status": "alive"}
 
 
 @router.get("/readyz", responses=documented(DatabaseUnavailable, StorageUnavailable, ShuttingDown))
+@public
 async def readyz(state: AppState) -> dict[str, str]:
     """Database and store can be used."""
     if state.leases.stopping:

@@ -8,12 +8,14 @@ from fastapi import APIRouter, Query
 from neffcache_client.wire import Stats, check_namespace
 from pydantic import AfterValidator
 
+from neffcache_server.auth import require
 from neffcache_server.state import AppState
 
 router = APIRouter(prefix="/v1/stats", tags=["stats"])
 
 
 @router.get("")
+@require("read")
 async def stats(
     state: AppState,
     namespace: Annotated[str, AfterValidator(check_namespace), Query(max_length=63)] | None = None,
