@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import json
 import signal
+import socket
+import sqlite3
 import subprocess
 import sys
 import threading
@@ -48,6 +51,24 @@ def _connections(port: int) -> int:
     wanted = f":{port:04X}"
     lines = Path("/proc/net/tcp").read_text().splitlines()[1:]
     return sum(line.split()[1].endswith(wanted) and line.split()[3] == "01" for line in lines)
+
+
+def test_waiter_that_hung_up_is_not_given_the_lease(tmp_path: Path) -> None:
+    """A cancelled job of 64 ranks leaves no leases behind that nobody will use."""
+    with running_server(tmp_path) as server:
+        ask(server, 1)
+        body = json.dumps({"lease_id": lease_id(2), "holder": HOLDER, "wait_seconds": 25})
+        head = f"POST /v1/ns/default/keys/{KEY}/acquire HTTP/1.1\r\nhost: x\r\ncontent-type: application/json\r\n"
+        with socket.create_connection(("127.0.0.1", server.port)) as connection:
+            connection.sendall(f"{head}content-length: {len(body)}\r\n\r\n{body}".encode())
+            for _ in range(5):
+                httpx.get(f"{server.url}/readyz")
+        # Every round trip after the hang-up is one more turn of the server's loop.
+        for _ in range(5):
+            httpx.get(f"{server.url}/readyz")
+        httpx.delete(f"{server.url}/v1/ns/default/leases/{lease_id(1)}")
+        assert ask(server, 3).json()["state"] == "leased"
+        assert rows(server.data_dir, "SELECT count(*) FROM leases") == [(2,)]
 
 
 def test_killed_server_loses_no_lease(tmp_path: Path) -> None:
@@ -144,8 +165,6 @@ def test_database_can_be_checked_and_upgraded_by_hand(tmp_path: Path) -> None:
 
 def test_database_of_a_newer_version_is_refused(tmp_path: Path) -> None:
     neffcache("db", "upgrade", "--data-dir", str(tmp_path))
-    import sqlite3
-
     with sqlite3.connect(tmp_path / "neffcache.sqlite3") as connection:
         connection.execute("UPDATE alembic_version SET version_num = '9999'")
     connection.close()
