@@ -121,13 +121,16 @@ def serve(root: Path) -> tuple[subprocess.Popen[bytes], str]:
     """A server on a free port, and its URL."""
     port_file = root / "url"
     program = [sys.executable, "-m", "neffcache_client.cli.main", "serve", "--port", "0"]
-    server = subprocess.Popen(
-        [*program, "--data-dir", str(root / "server"), "--port-file", str(port_file)], stdout=subprocess.DEVNULL
-    )
+    with open(root / "server.log", "wb") as log:
+        server = subprocess.Popen(
+            [*program, "--data-dir", str(root / "server"), "--port-file", str(port_file)],
+            stdout=log,
+            stderr=subprocess.STDOUT,
+        )
     deadline = time.monotonic() + 60
     while not (port_file.exists() and port_file.read_text().strip()):
         if server.poll() is not None or time.monotonic() > deadline:
-            raise SystemExit("the server did not start")
+            raise SystemExit(f"the server did not start:\n{(root / 'server.log').read_text()}")
         time.sleep(0.05)
     return server, port_file.read_text().strip()
 
