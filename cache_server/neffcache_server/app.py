@@ -34,6 +34,10 @@ from neffcache_server.leases.endpoints import router as leases
 from neffcache_server.leases.publish import PublishService
 from neffcache_server.leases.service import LeaseService
 from neffcache_server.problems import ServerProblem
+from neffcache_server.recording.endpoints import router as recording
+from neffcache_server.recording.history import History
+from neffcache_server.recording.live import LiveView
+from neffcache_server.recording.recorder import Recorder
 from neffcache_server.settings import ServerSettings
 from neffcache_server.state import State
 from neffcache_server.stats.counters import HitCounter
@@ -64,6 +68,8 @@ def create_app(settings: ServerSettings) -> FastAPI:
                 asyncio.create_task(state.leases.outage.watch()),
                 asyncio.create_task(state.counter.flush_every(settings.flush_seconds)),
                 asyncio.create_task(state.misses.flush_every(settings.flush_seconds)),
+                asyncio.create_task(state.recorder.flush_every(settings.flush_seconds)),
+                asyncio.create_task(state.recorder.forget_every(_PURGE_SECONDS)),
                 asyncio.create_task(state.leases.purge_every(_PURGE_SECONDS)),
                 asyncio.create_task(state.explain.purge_every(_PURGE_SECONDS)),
             ]
@@ -77,11 +83,12 @@ def create_app(settings: ServerSettings) -> FastAPI:
         description="Distributed compilation cache for AWS Trainium. Errors are RFC 9457 problem documents.",
         lifespan=lifespan,
     )
-    for router in (leases, blobs, entries, explain, failures, stats, health, auth):
+    routers = (leases, blobs, entries, explain, failures, stats, recording, health, auth)
+    for router in routers:
         app.include_router(router, dependencies=[Depends(authorise)])
     app.add_middleware(BodyLimit, limit=_MAX_JSON_BYTES)
     install_handlers(app)
-    app.openapi = problem_openapi(app)  # type: ignore[method-assign]  # the documented way to extend the schema
+    app.openapi = problem_openapi(app, routers)  # type: ignore[method-assign]  # the documented way to extend the schema
     return app
 
 
@@ -91,10 +98,11 @@ def open_state(settings: ServerSettings, clock: DatabaseClock | None = None) -> 
     database = open_database(settings, clock=clock)
     hub: EventHub = LocalHub() if settings.embedded else NotifyHub(database.connect_driver)
     counter = HitCounter(database)
+    recorder = Recorder(database, settings)
     entry_rows = EntryRepository(database)
     misses = MissLog(database)
     presigned = PresignedUploads(database, store, entry_rows, hub)
-    lease_service = LeaseService(database, hub, counter, settings, misses)
+    lease_service = LeaseService(database, hub, counter, settings, misses, recorder)
     return State(
         settings=settings,
         auth=Authenticator(database, settings),
@@ -102,8 +110,11 @@ def open_state(settings: ServerSettings, clock: DatabaseClock | None = None) -> 
         store=store,
         hub=hub,
         counter=counter,
+        recorder=recorder,
+        history=History(database),
+        live=LiveView(database, lease_service.gates),
         leases=lease_service,
-        publishing=PublishService(database, store, hub, lease_service, presigned),
+        publishing=PublishService(database, store, hub, lease_service, presigned, recorder),
         presigned=presigned,
         blobs=BlobService(database, store, entry_rows, hub, settings.max_blob_bytes),
         entries=entry_rows,
@@ -122,4 +133,5 @@ async def _close(state: State, tasks: list[asyncio.Task[Any]]) -> None:
     with suppress(ServerProblem):
         await state.counter.flush()
         await state.misses.flush()
+        await state.recorder.flush()
     await state.database.close()

@@ -9,8 +9,8 @@ from fastapi import Depends, Path, Request
 from neffcache_client.wire import check_key, check_lease_id, check_namespace
 from pydantic import AfterValidator
 
-from neffcache_server.blobs.presigned import PresignedUploads
 from neffcache_server.auth.authenticator import Authenticator
+from neffcache_server.blobs.presigned import PresignedUploads
 from neffcache_server.blobs.service import BlobService
 from neffcache_server.database.engine import Database
 from neffcache_server.entries.repository import EntryRepository
@@ -20,6 +20,9 @@ from neffcache_server.failures.repository import FailureRepository
 from neffcache_server.kit.hub import EventHub
 from neffcache_server.leases.publish import PublishService
 from neffcache_server.leases.service import LeaseService
+from neffcache_server.recording.history import History
+from neffcache_server.recording.live import LiveView
+from neffcache_server.recording.recorder import Recorder
 from neffcache_server.settings import ServerSettings
 from neffcache_server.stats.counters import HitCounter
 from neffcache_server.stats.repository import StatsRepository
@@ -36,6 +39,9 @@ class State:
     store: BlobStore
     hub: EventHub
     counter: HitCounter
+    recorder: Recorder
+    history: History
+    live: LiveView
     leases: LeaseService
     publishing: PublishService
     blobs: BlobService

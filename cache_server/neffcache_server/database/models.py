@@ -274,3 +274,118 @@ misses = Table(
     Index("ix_misses_key", "namespace", "key", "at"),
     Index("ix_misses_at", "at"),
 )
+
+
+# What happened, see docs/savings.md. `events` are kept for days, `rollups` for good in their coarsest form.
+COUNT_COLUMNS = {
+    "local": "local_hits",
+    "remote": "remote_hits",
+    "waited": "waits",
+    "compiled": "compiles",
+    "failed": "failures",
+    "fallback": "fallbacks",
+    "uncacheable": "uncacheable",
+    "pushed": "pushes",
+}
+"""The verdicts of events, and the columns that count them."""
+
+
+def _amounts() -> list[Column[float]]:
+    seconds = ("waited_seconds", "spent_seconds", "saved_seconds")
+    return [Column(name, Double, nullable=False, server_default="0") for name in seconds]
+
+
+def _counts() -> list[Column[int]]:
+    return [
+        Column(name, BigInteger, nullable=False, server_default="0") for name in (*COUNT_COLUMNS.values(), "bytes")
+    ]
+
+
+events = Table(
+    "events",
+    metadata,
+    Column("id", _SERIAL, primary_key=True, autoincrement=True),
+    # When the request ended.
+    Column("at", Double, nullable=False),
+    Column("namespace", String(63), nullable=False),
+    Column("key", String(64)),
+    Column("job", String(255)),
+    Column("host", String(255), nullable=False),
+    Column("rank", BigInteger),
+    Column("verdict", String(16), nullable=False),
+    Column("reason", String(32), nullable=False, server_default=""),
+    # server | client
+    Column("source", String(8), nullable=False),
+    *_amounts(),
+    Column("bytes", BigInteger, nullable=False, server_default="0"),
+    Index("ix_events_at", "at"),
+    Index("ix_events_job", "namespace", "job", "at"),
+    Index("ix_events_key", "namespace", "key", "at"),
+)
+
+rollups = Table(
+    "rollups",
+    metadata,
+    # hour | day | total
+    Column("period", String(8), primary_key=True),
+    Column("starts_at", BigInteger, primary_key=True, autoincrement=False),
+    _namespace(),
+    Column("verdict", String(16), primary_key=True),
+    Column("reason", String(32), primary_key=True),
+    Column("number", BigInteger, nullable=False, server_default="0"),
+    *_amounts(),
+    Column("bytes", BigInteger, nullable=False, server_default="0"),
+)
+
+jobs = Table(
+    "jobs",
+    metadata,
+    _namespace(),
+    Column("job", String(255), primary_key=True),
+    Column("first_at", Double, nullable=False),
+    Column("last_at", Double, nullable=False),
+    Column("hosts", BigInteger, nullable=False, server_default="0"),
+    Column("ranks", BigInteger, nullable=False, server_default="0"),
+    *_counts(),
+    *_amounts(),
+    Index("ix_jobs_last_at", "last_at"),
+)
+
+job_ranks = Table(
+    "job_ranks",
+    metadata,
+    _namespace(),
+    Column("job", String(255), primary_key=True),
+    Column("host", String(255), primary_key=True),
+    # -1 for a process without a rank
+    Column("rank", BigInteger, primary_key=True, autoincrement=False),
+    Column("first_at", Double, nullable=False),
+    Column("last_at", Double, nullable=False),
+    *_counts(),
+    *_amounts(),
+    # From the rank's own report at its end.
+    Column("ready_seconds", Double),
+    Column("fetch_seconds", Double),
+    Index("ix_job_ranks_last_at", "last_at"),
+)
+
+# Hosts that had a key once: a second hit there is no saving.
+host_keys = Table(
+    "host_keys",
+    metadata,
+    _namespace(),
+    _key(),
+    Column("host", String(255), primary_key=True),
+    Column("first_at", Double, nullable=False),
+    Index("ix_host_keys_first_at", "first_at"),
+)
+
+# Reports that were taken: one that is sent again, because its answer was lost, counts once.
+report_batches = Table(
+    "report_batches",
+    metadata,
+    _namespace(),
+    Column("batch", String(64), primary_key=True),
+    Column("taken_at", Double, nullable=False),
+    Index("ix_report_batches_taken_at", "taken_at"),
+)

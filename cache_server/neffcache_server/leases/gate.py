@@ -129,6 +129,11 @@ class Gates:
                 gate.close()
                 del self._gates[topic]
 
+    def waiting_for(self, namespace: str, key: str) -> int:
+        """Requests for this key at this process that have no answer yet."""
+        gate = self._gates.get((namespace, key))
+        return gate.users if gate is not None else 0
+
     @property
     def waiting(self) -> int:
         """How many requests are inside."""

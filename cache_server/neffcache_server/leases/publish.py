@@ -18,6 +18,8 @@ from neffcache_server.leases.machine import Lease
 from neffcache_server.leases.repository import LeaseRepository
 from neffcache_server.leases.service import LeaseService, ended
 from neffcache_server.problems import BlobNotUploaded, InvalidRequest
+from neffcache_server.recording.events import of_holder
+from neffcache_server.recording.recorder import Recorder
 from neffcache_server.stats.counters import Counts, add_counts
 from neffcache_server.storage.base import BlobNotFound, BlobStore
 
@@ -26,8 +28,15 @@ class PublishService:
     """Blob first (checked when it was uploaded), then the row, then the end of the lease, in one commit."""
 
     def __init__(
-        self, database: Database, store: BlobStore, hub: EventHub, leases: LeaseService, presigned: PresignedUploads
+        self,
+        database: Database,
+        store: BlobStore,
+        hub: EventHub,
+        leases: LeaseService,
+        presigned: PresignedUploads,
+        recorder: Recorder,
     ) -> None:
+        self._recorder = recorder
         self._presigned = presigned
         self._db = database
         self._store = store
@@ -61,6 +70,10 @@ class PublishService:
                     break
             compared[stored.sha256] = await self._difference(namespace, stored.sha256, request.sha256)
         await self._hub.announce((namespace, lease.key))
+        event = of_holder(namespace, lease.key, lease.holder, "pushed" if request.from_spool else "compiled")
+        event.spent_seconds = 0.0 if request.from_spool else request.compile_seconds
+        event.bytes = request.size
+        self._recorder.note(event)
         return answer
 
     async def _checked_upload(self, lease: Lease, request: PublishRequest) -> Any:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import json
 from collections.abc import Awaitable, Callable
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from time import monotonic
 
 from neffcache_client.wire import (
@@ -49,6 +49,8 @@ from neffcache_server.problems import (
     ServerProblem,
     ShuttingDown,
 )
+from neffcache_server.recording.events import known_reason, of_holder
+from neffcache_server.recording.recorder import Recorder
 from neffcache_server.settings import ServerSettings
 from neffcache_server.stats.counters import Counts, HitCounter, add_counts
 
@@ -70,9 +72,16 @@ class LeaseService:
     """Transitions of keys, each in one transaction."""
 
     def __init__(
-        self, database: Database, hub: EventHub, counter: HitCounter, settings: ServerSettings, misses: MissLog
+        self,
+        database: Database,
+        hub: EventHub,
+        counter: HitCounter,
+        settings: ServerSettings,
+        misses: MissLog,
+        recorder: Recorder,
     ) -> None:
         self._db = database
+        self._recorder = recorder
         self._misses = misses
         self._hub = hub
         self._counter = counter
@@ -104,12 +113,14 @@ class LeaseService:
         `gone` tells whether the asker has hung up; then nothing is granted. Raises ServerProblem.
         """
         factors = _factors_text(request)
-        deadline = monotonic() + request.wait_seconds
+        began = monotonic()
+        deadline = began + request.wait_seconds
         waited = False
         with self.gates.enter(namespace, key) as gate:
             seen = gate.generation
             state = await gate.read()
             arrived = state.now
+            state = await self._with_trusted(namespace, key, state)
             while True:
                 self._check_running()
                 decision: Decision | _Granted | None = decide(state, request, arrived)
@@ -124,9 +135,23 @@ class LeaseService:
                 if isinstance(decision, Busy) and not waited:
                     self._note_waiter(namespace, key, request, decision, factors)
                 if not isinstance(decision, Busy) or left <= 0:
-                    return self._answer(namespace, key, decision, waited)
+                    seconds = monotonic() - began if waited else 0.0
+                    self._record(namespace, key, request, decision, request.waited_seconds + seconds)
+                    return self._answer(namespace, key, decision, waited or request.waited_seconds > 0)
                 waited = True
                 seen, state = await self._next(gate, seen, state, min(left, decision.retry_after or _FOREVER))
+
+    async def _with_trusted(self, namespace: str, key: str, state: Snapshot) -> Snapshot:
+        """`state`, with the artifact of the trusted namespace where this one has none. Never leases over there."""
+        trusted = self._settings.trusted_by(namespace)
+        if trusted is None or state.artifact is not None:
+            return state
+        with self.gates.enter(trusted, key) as gate:
+            artifact = (await gate.read()).artifact
+        if artifact is None:
+            return state
+        self._counter.touch(trusted, key)
+        return replace(state, artifact=artifact)
 
     async def _next(self, gate: Gate, seen: int, state: Snapshot, seconds: float) -> tuple[int, Snapshot]:
         """Wait for news; the generation and state to go on with."""
@@ -214,12 +239,35 @@ class LeaseService:
         if live.confirmed:
             round_now = after_loss(state.failures, state.now, self._settings)
             await self._repo.put_failures(db, live.namespace, live.key, round_now)
+            self._record_failure(live, "lost", state.now)
         return True
+
+    def _record_failure(self, lease: Lease, reason: str, now: float) -> None:
+        event = of_holder(lease.namespace, lease.key, lease.holder, "failed")
+        event.reason = known_reason(reason)
+        event.spent_seconds = max(0.0, now - lease.granted_at)
+        self._recorder.note(event)
+
+    def _record(
+        self, namespace: str, key: str, request: AcquireRequest, decision: Decision | _Granted, waited: float
+    ) -> None:
+        """What the answer means for the statistics; a lease means nothing before it ends."""
+        if isinstance(decision, Hit):
+            event = of_holder(namespace, key, request.holder, "waited" if waited > 0 else "remote")
+            event.saved_seconds = decision.artifact.compile_seconds or 0.0
+            event.bytes = decision.artifact.size
+        elif isinstance(decision, Failed):
+            event = of_holder(namespace, key, request.holder, "failed")
+            event.reason = known_reason(decision.failure.kind)
+        else:
+            return
+        event.waited_seconds = waited
+        self._recorder.note(event)
 
     def _answer(self, namespace: str, key: str, decision: Decision | _Granted, waited: bool) -> AcquireAnswer:
         match decision:
             case Hit(artifact=artifact):
-                self._counter.hit(namespace, key, artifact.compile_seconds, waited=waited)
+                self._counter.hit(namespace, key, waited=waited)
                 return AcquireAnswer(state="hit", artifact=artifact)
             case Failed(failure=failure):
                 return AcquireAnswer(state="failed", failure=failure)
@@ -266,6 +314,7 @@ class LeaseService:
                 return _repeated_failure(await self.find(db, namespace, lease_id))
             await self._repo.put_failures(db, namespace, lease.key, round_now)
             await add_counts(db, self._db.dialect, namespace, Counts(failures=1))
+        self._record_failure(lease, report.kind, state.now)
         await self._hub.announce((namespace, lease.key))
         return answer
 

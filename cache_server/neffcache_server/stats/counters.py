@@ -57,13 +57,16 @@ class HitCounter:
         self._hits: dict[tuple[str, str], int] = {}
         self._flushing = asyncio.Lock()
 
-    def hit(self, namespace: str, key: str, saved_seconds: float | None, *, waited: bool) -> None:
+    def hit(self, namespace: str, key: str, *, waited: bool) -> None:
         """An artifact was served for a key."""
         self._hits[namespace, key] = self._hits.get((namespace, key), 0) + 1
         counts = self._counts.setdefault(namespace, Counts())
         counts.hits += 1
         counts.waits += waited
-        counts.compile_seconds_saved += saved_seconds or 0.0
+
+    def touch(self, namespace: str, key: str) -> None:
+        """An artifact was served to somebody in another namespace: it is in use, and no hit of this one."""
+        self._hits[namespace, key] = self._hits.get((namespace, key), 0) + 1
 
     def miss(self, namespace: str) -> None:
         """A lease was granted."""
