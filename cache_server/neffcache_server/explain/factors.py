@@ -84,7 +84,7 @@ def _compiler(here: Factors, there: Factors) -> list[Difference]:
 def _options(here: Factors, there: Factors) -> list[Difference]:
     found = _named_options("option", _pairs(here.get("known")), _pairs(there.get("known")))
     found += _unknown_options(_list(here.get("unknown")), _list(there.get("unknown")))
-    found += _named_options("NEURON_CC_FLAGS", _pairs(here.get("environment")), _pairs(there.get("environment")))
+    found += _flags(_pairs(here.get("environment")), _pairs(there.get("environment")))
     if not found and here != there:
         found.append(Difference(factor="option", text="the options come in another order"))
     return found
@@ -99,6 +99,15 @@ def _named_options(words: str, here: list[tuple[str, Any]], there: list[tuple[st
             sides = _spelled(name, mine), _spelled(name, other)
             found.append(_difference(f"{words} {name}", words, *sides))
     return found
+
+
+def _flags(here: list[tuple[str, Any]], there: list[tuple[str, Any]]) -> list[Difference]:
+    """What NEURON_CC_FLAGS says that the command line does not repeat; usually nothing on either side."""
+    if here == there:
+        return []
+    mine, other = (" ".join(_spelled(name, [value]) or "" for name, value in side) or None for side in (here, there))
+    text = f"NEURON_CC_FLAGS adds {mine or 'nothing'} here, {other or 'nothing'} there"
+    return [Difference(factor="NEURON_CC_FLAGS", text=text, here=mine, there=other)]
 
 
 def _spelled(name: str, values: list[Any]) -> str | None:
@@ -134,17 +143,16 @@ def _environment(here: Factors, there: Factors) -> list[Difference]:
 
 def _files(here: list[Any], there: list[Any]) -> list[Difference]:
     found = []
-    for number, (mine, other) in enumerate(zip_longest(here, there), start=1):
+    words = {"kernel": "kernel file", "option": "file named by an option", "mention": "file named in the graph"}
+    for mine, other in zip_longest(here, there):
         if mine == other:
             continue
-        kind = str(_list(mine or other)[:1] and _list(mine or other)[0])
-        words = {"kernel": "kernel file", "option": "file named by an option", "mention": "file named in the graph"}
+        kind = str(next(iter(_list(mine or other)), ""))
         digests = _file_digest(mine), _file_digest(other)
         if mine is None or other is None:
-            text = f"{words.get(kind, 'file')} {number}: {'none' if mine is None else digests[0]} here, "
-            text += "none there" if other is None else f"{digests[1]} there"
+            text = f"{words.get(kind, 'file')}: {digests[0] or 'none'} here, {digests[1] or 'none'} there"
         else:
-            text = f"{words.get(kind, 'file')} {number}, content differs: {digests[0]} here, {digests[1]} there"
+            text = f"{words.get(kind, 'file')}, content differs: {digests[0]} here, {digests[1]} there"
         found.append(Difference(factor="file", text=text, here=digests[0], there=digests[1]))
     return found
 

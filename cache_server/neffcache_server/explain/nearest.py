@@ -70,8 +70,8 @@ def sentence(nearest: Neighbour | None, graph: GraphDifference | None) -> str:
     if nearest.unlike:
         return "No stored graph resembles this one. The nearest is a different program."
     if nearest.described.known.state == "absent":
-        return f"It differs from the nearest key, under which nothing is stored, in {cause(nearest, graph)}."
-    return f"It differs from the nearest stored key in {cause(nearest, graph)}."
+        return f"Nothing is stored under the nearest key either. What differs: {cause(nearest, graph)}."
+    return f"It differs from the nearest stored key: {cause(nearest, graph)}."
 
 
 def cause(nearest: Neighbour | None, graph: GraphDifference | None) -> str:
@@ -80,7 +80,7 @@ def cause(nearest: Neighbour | None, graph: GraphDifference | None) -> str:
         return "nothing stored resembled it"
     words = [one.text for one in nearest.differences if one.factor != "graph"]
     if not nearest.same_graph:
-        words.append(graph.text if graph is not None else "the graph")
+        words.append(graph.text if graph is not None else "the graph itself")
     return "; ".join(words) or "nothing that is kept"
 
 

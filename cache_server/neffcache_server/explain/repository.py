@@ -175,7 +175,7 @@ class ExplainRepository:
         statement = (
             select(misses)
             .where(misses.c.namespace == namespace, misses.c.job == job)
-            .order_by(misses.c.key, misses.c.rank, misses.c.host)
+            .order_by(misses.c.key, misses.c.host, misses.c.rank)
             .limit(limit)
         )
         return [MissRow(row.key, _miss(row)) for row in await db.execute(statement)]

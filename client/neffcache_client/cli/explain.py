@@ -145,6 +145,7 @@ def _job(client: CacheClient, args: argparse.Namespace) -> int:
     say(f"job {found.job}: {_number(max(found.ranks, len(ranks)), 'rank')} missed {_number(found.keys, 'key')}")
     if found.truncated:
         say("There is more than is shown here.")
+    say("what differs from the nearest key that was stored then:")
     say(pairs([(_number(len(cause.keys), "key"), cause.text) for cause in found.causes], "  "))
     split = [group for group in found.groups if len(group.variants) > 1]
     for group in split:
