@@ -49,9 +49,11 @@ def test_change_itself_wakes_a_waiter(
             async with asyncio.timeout(15):
                 while not state.leases.gates.waiting:
                     await asyncio.sleep(0)
-                # Its look, and the look of the task that waits on its behalf.
-                for _ in range(2):
-                    await state.leases.gates._gates["default", KEY].read()
+                gate = state.leases.gates._gates["default", KEY]
+                # The task that waits on its behalf has begun its first look; reads queue, so ours ends after it.
+                while gate._follower is None or gate._poked.is_set():
+                    await asyncio.sleep(0)
+                await gate.read()
                 await change(state)
                 assert (await waiter).state == expected
 
