@@ -6,6 +6,9 @@ import os
 from collections.abc import Iterator
 
 import pytest
+from support import backends
+from support.postgres import Postgres, running_postgres
+from support.s3 import S3, running_s3
 
 _OURS = ("NEFFCACHE_", "TORCH_NEURONX_", "NEURON_")
 _JOBS = ("RANK", "LOCAL_RANK", "SLURM_JOB_ID", "SLURM_PROCID", "TORCHELASTIC_RUN_ID", "XLA_FLAGS")
@@ -21,3 +24,48 @@ def clean_environment() -> Iterator[None]:
     yield
     os.environ.clear()
     os.environ.update(saved)
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    config.addinivalue_line(
+        "markers", "embedded: breaks SQLite or the blob folder by hand, so it runs on that backend alone"
+    )
+
+
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    def elsewhere(item: pytest.Item) -> bool:
+        backend = (
+            item.callspec.params.get("backend")
+            if isinstance(item, pytest.Function) and hasattr(item, "callspec")
+            else None
+        )
+        return backend not in (None, "sqlite+folder") and item.get_closest_marker("embedded") is not None
+
+    dropped = [item for item in items if elsewhere(item)]
+    items[:] = [item for item in items if item not in set(dropped)]
+    config.hook.pytest_deselected(items=dropped)
+
+
+@pytest.fixture(scope="session")
+def postgres() -> Iterator[Postgres]:
+    """A PostgreSQL for the whole run; databases are taken and given back."""
+    with running_postgres() as running:
+        yield running
+
+
+@pytest.fixture(scope="session")
+def s3() -> Iterator[S3]:
+    """An object store with one bucket for the whole run."""
+    with running_s3() as running:
+        yield running
+
+
+@pytest.fixture(scope="module", params=backends.NAMES)
+def backend(request: pytest.FixtureRequest) -> Iterator[backends.Embedded]:
+    """Servers of the module's tests keep their state there; each test runs once with each."""
+    if request.param == "sqlite+folder":
+        chosen = backends.Embedded()
+    else:
+        chosen = backends.Production(request.getfixturevalue("postgres"), request.getfixturevalue("s3"))
+    with backends.using(chosen):
+        yield chosen

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import sqlite3
 from collections.abc import AsyncIterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import asynccontextmanager
@@ -20,6 +19,8 @@ from neffcache_server.settings import ServerSettings
 from neffcache_server.state import State
 from sqlalchemy import ColumnElement, Double, literal
 
+from support import backends
+
 
 class StoppedClock(DatabaseClock):
     """Shows `value` until a test changes it."""
@@ -32,8 +33,8 @@ class StoppedClock(DatabaseClock):
 
 
 def server_settings(folder: Path, **given: Any) -> ServerSettings:
-    """Settings for a server in `folder`."""
-    return ServerSettings(data_dir=folder, **given)
+    """Settings for a server in `folder`, on the backend of the running test."""
+    return ServerSettings(data_dir=folder, **{**backends.current().settings(folder), **given})
 
 
 @cache
@@ -47,7 +48,9 @@ def _migrated_template() -> bytes:
 
 
 def migrated(settings: ServerSettings) -> ServerSettings:
-    """Give the settings' SQLite database the schema that the migrations make."""
+    """Give the settings' SQLite database the schema that the migrations make. (PostgreSQL's has it already.)"""
+    if not settings.embedded:
+        return settings
     settings.data_dir.mkdir(parents=True, exist_ok=True)
     (settings.data_dir / "neffcache.sqlite3").write_bytes(_migrated_template())
     return settings
@@ -62,6 +65,7 @@ async def opened_state(folder: Path, clock: DatabaseClock | None = None, **given
     finally:
         state.leases.stop()
         await state.database.close()
+        backends.current().release(folder)
 
 
 async def present() -> bool:
@@ -112,8 +116,4 @@ async def upload(state: State, number: int, data: bytes) -> str:
 
 def rows(folder: Path, statement: str) -> list[tuple[Any, ...]]:
     """What SQL says, read past the server."""
-    connection = sqlite3.connect(f"file:{folder / 'neffcache.sqlite3'}?mode=ro", uri=True)
-    try:
-        return connection.execute(statement).fetchall()
-    finally:
-        connection.close()
+    return backends.current().rows(folder, statement)

@@ -79,7 +79,7 @@ class Leashed:
         while not ready():
             if not self.alive or time.monotonic() > deadline:
                 self.stop(signal.SIGKILL)
-                raise AssertionError(f"not ready:\n{self.log.read_text(errors='replace')[-4000:]}")
+                raise AssertionError(f"not ready:\n{self.log.read_text(errors='replace')[-1500:]}")
             time.sleep(0.02)
 
 

@@ -74,10 +74,11 @@ class S3:
             "actions": ["Admin", "Read", "Write", "List", "Tagging"],
         }
         (folder / "s3.json").write_text(json.dumps({"identities": [identity]}))
-        (folder / "nginx.conf").write_text(
-            _NGINX.format(folder=folder, port=self._port, s3_port=self._s3_port)
-        )
-        self._ports = {name: free_port() for name in ("master", "volume", "filer")}
+        (folder / "nginx.conf").write_text(_NGINX.format(folder=folder, port=self._port, s3_port=self._s3_port))
+        # All named: what is not would be a port above 30000, where the kernel may have put somebody's connection.
+        services = ("master", "volume", "filer")
+        self._ports = {f"{name}.port{kind}": free_port() for name in services for kind in ("", ".grpc")}
+        self._ports["s3.port.grpc"] = free_port()
         self._processes: list[Leashed] = []
         self.start()
         self.client().create_bucket(Bucket=BUCKET)
@@ -85,7 +86,8 @@ class S3:
     def start(self) -> None:
         """Start, and return when it answers."""
         weed = str(Path(sys.executable).with_name("weed"))
-        ports = [f"-{name}.port={port}" for name, port in self._ports.items()]
+        ports = [f"-{name}={port}" for name, port in self._ports.items()]
+        ports += [f"-{name}.localSocket={self.folder / name}.sock" for name in ("filer", "s3")]
         command = [weed, "server", f"-dir={self.folder}", "-ip=127.0.0.1", "-ip.bind=127.0.0.1", *ports]
         command += ["-filer", "-s3", f"-s3.port={self._s3_port}", f"-s3.config={self.folder / 's3.json'}"]
         command += ["-s3.autoCreateBucket=false", "-s3.port.iceberg=0", "-s3.iam=false"]

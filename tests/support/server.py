@@ -11,6 +11,8 @@ from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
 
+from support import backends
+
 _START_SECONDS = 60.0
 _STOP_SECONDS = 30.0
 
@@ -23,7 +25,8 @@ class ServerProcess:
         self.data_dir = folder / "data"
         self.port = 0
         self.url = ""
-        self._env = {k: v for k, v in os.environ.items() if not k.startswith("NEFFCACHE_")} | dict(env or {})
+        inherited = {k: v for k, v in os.environ.items() if not k.startswith("NEFFCACHE_")}
+        self._env = inherited | backends.environment(self.data_dir) | dict(env or {})
         self._arguments = arguments
         self._process: subprocess.Popen[bytes] | None = None
         self._starts = 0

@@ -29,6 +29,11 @@ class SharedRead(Generic[T]):
         # A caller that is cancelled must not take the read away from the others.
         return await asyncio.shield(self._next)
 
+    @property
+    def idle(self) -> bool:
+        """True when nobody reads or is about to."""
+        return self._next is None and not self._one_at_a_time.locked()
+
     async def _run(self) -> T:
         async with self._one_at_a_time:
             self._next = None

@@ -13,12 +13,12 @@ import tempfile
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 from pathlib import Path
-from time import monotonic
 from typing import Any, TypeVar
 
 from anyio import CapacityLimiter, to_thread
 from neffcache_client.wire import UploadAnswer
 
+from neffcache_server.kit.shared_read import SharedRead
 from neffcache_server.problems import SetupError
 from neffcache_server.settings import ServerSettings
 from neffcache_server.storage.base import BlobNotFound, StorageMisconfigured, StoredBlob
@@ -27,9 +27,6 @@ from neffcache_server.storage.s3_client import S3Clients, no_bucket, parse_s3_ur
 T = TypeVar("T")
 
 _CHUNK = 1 << 20
-# A graph's 64 ranks fetch it within a second, and each look-up of its length would be a call to the store.
-_KNOWN_SECONDS = 2.0
-_KNOWN_BLOBS = 10_000
 
 
 class S3Store:
@@ -42,7 +39,7 @@ class S3Store:
         self._presign = settings.s3_presign
         self._presign_seconds = settings.s3_presign_seconds
         self._limiter = CapacityLimiter(settings.s3_connections)
-        self._known: dict[tuple[str, str], tuple[float, int]] = {}
+        self._sizes: dict[tuple[str, str], SharedRead[StoredBlob]] = {}
         self.staging = settings.data_dir.absolute() / "staging"
         try:
             self.staging.mkdir(parents=True, exist_ok=True)
@@ -67,14 +64,17 @@ class S3Store:
                 client.put_object(**self._object(namespace, sha256), Body=body, ChecksumSHA256=_base64(sha256))
 
         await self._run(put)
-        self._known.pop((namespace, sha256), None)
         await to_thread.run_sync(os.unlink, file)
 
     async def size(self, namespace: str, sha256: str) -> int:
-        known = self._known.get((namespace, sha256))
-        if known is not None and known[0] > monotonic():
-            return known[1]
-        return (await self.inspect(namespace, sha256)).size
+        # The ranks of a job ask within a moment. They share calls to the store, but no answer is remembered: the
+        # blob may be removed behind our back, and a rank must hear that from us, not from a presigned URL.
+        shared = self._sizes.setdefault((namespace, sha256), SharedRead(lambda: self.inspect(namespace, sha256)))
+        try:
+            return (await shared()).size
+        finally:
+            if shared.idle:
+                self._sizes.pop((namespace, sha256), None)
 
     async def inspect(self, namespace: str, sha256: str) -> StoredBlob:
         """Length, and the SHA-256 that the store computed when it took the object. Raises BlobNotFound."""
@@ -89,12 +89,7 @@ class S3Store:
                 raise
 
         found = await self._run(head)
-        stored = StoredBlob(int(found["ContentLength"]), _hex(found.get("ChecksumSHA256")))
-        if len(self._known) >= _KNOWN_BLOBS:
-            self._known.clear()
-        # Only what is there is remembered: a blob that is not may come any moment.
-        self._known[namespace, sha256] = (monotonic() + _KNOWN_SECONDS, stored.size)
-        return stored
+        return StoredBlob(int(found["ContentLength"]), _hex(found.get("ChecksumSHA256")))
 
     async def open(self, namespace: str, sha256: str) -> S3Reader:
         return S3Reader(self, self._object(namespace, sha256), await self.size(namespace, sha256))
@@ -146,7 +141,6 @@ class S3Store:
         return await to_thread.run_sync(sign, limiter=self._limiter)
 
     async def delete(self, namespace: str, sha256: str) -> None:
-        self._known.pop((namespace, sha256), None)
         await self._run(lambda client: client.delete_object(**self._object(namespace, sha256)))
 
     async def check(self) -> None:
