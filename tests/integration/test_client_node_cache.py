@@ -161,7 +161,7 @@ def test_a_lease_is_compiled_uploaded_published_and_kept(node: Node, server: Scr
     assert put.body == NEFF
     assert put.headers["neffcache-lease"] == asked["lease_id"]
     (published,) = server.calls("publish")
-    assert published.json == {"sha256": SHA, "size": len(NEFF), "compile_seconds": 2.5}
+    assert published.json | {"sha256": SHA, "size": len(NEFF), "compile_seconds": 2.5} == published.json
     assert asked["lease_id"] in published.path
     assert node.spooled() == 0
     assert node.obtain(output="again").verdict == "local"
