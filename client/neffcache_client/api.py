@@ -161,6 +161,48 @@ class CacheClient:
         """Figures of this client's namespace."""
         return self._call(wire.Stats, "GET", f"/v1/stats?{urlencode({'namespace': self.namespace})}")
 
+    def stats_of(self, *, job: str | None = None, since_seconds: float | None = None) -> wire.Stats:
+        """The same of one job, or of the hours from that long ago on."""
+        given = {"namespace": self.namespace, "job": job, "since_seconds": since_seconds}
+        return self._call(
+            wire.Stats, "GET", f"/v1/stats?{urlencode({k: v for k, v in given.items() if v is not None})}"
+        )
+
+    def report(self, request: wire.ReportsRequest) -> wire.ReportsAnswer:
+        """Tell what the server could not see."""
+        return self._call(wire.ReportsAnswer, "POST", self._ns("reports"), json=_body(request))
+
+    def live(self) -> wire.Live:
+        """What goes on now."""
+        return self._call(wire.Live, "GET", f"/v1/live?{urlencode({'namespace': self.namespace})}")
+
+    def jobs(self, *, limit: int = 100) -> list[wire.JobRow]:
+        """Jobs, latest first."""
+        return self._call(wire.JobList, "GET", self._ns(f"jobs?limit={limit}")).jobs
+
+    def job(self, name: str, *, limit: int = 1000) -> wire.JobShow:
+        """A job and its ranks."""
+        return self._call(wire.JobShow, "GET", self._ns(f"job?{urlencode({'name': name, 'limit': limit})}"))
+
+    # Tokens
+
+    def whoami(self) -> wire.WhoAmI:
+        """What this client's token allows."""
+        return self._call(wire.WhoAmI, "GET", "/v1/whoami")
+
+    def create_token(self, request: wire.TokenRequest) -> wire.NewToken:
+        """Make a token."""
+        return self._call(wire.NewToken, "POST", "/v1/tokens", json=_body(request))
+
+    def tokens(self, namespace: str | None = None) -> list[wire.TokenInfo]:
+        """The tokens of a namespace, or of all that this client administers."""
+        query = f"?{urlencode({'namespace': namespace})}" if namespace else ""
+        return self._call(wire.TokenList, "GET", f"/v1/tokens{query}").tokens
+
+    def revoke_token(self, token_id: str) -> None:
+        """Make a token useless."""
+        self._request("DELETE", f"/v1/tokens/{quote(token_id, safe='')}")
+
     # Blobs
 
     def upload_target(self, sha256: str, lease_id: str, request: wire.UploadRequest) -> wire.UploadAnswer:

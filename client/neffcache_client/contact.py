@@ -67,6 +67,9 @@ class Contact:
         self._patience = patience
         self._log = log
         self._told_at: float | None = None
+        self.waited_before = 0.0
+        """Seconds that this process waited for its host's leader; for the statistics."""
+        self._waiting_since: float | None = None
 
     def renew(self) -> None:
         """A new lease id, for another try after a lease of ours has ended."""
@@ -99,6 +102,8 @@ class Contact:
         then says. Raises OutageTooLong after `Patience.outage` of nothing but errors, RequestRefused, Aborted.
         """
         self._tell(busy)
+        if self._waiting_since is None:
+            self._waiting_since = time.monotonic()
         trouble_since: float | None = None
         tries = 0
         while True:
@@ -138,7 +143,9 @@ class Contact:
 
     def request(self, wait: float, *, supersedes: str | None = None, retry_failed: bool = False) -> AcquireRequest:
         """The question, always under the same lease id."""
+        waited = 0.0 if self._waiting_since is None else time.monotonic() - self._waiting_since
         return AcquireRequest(
+            waited_seconds=self.waited_before + waited,
             lease_id=self.lease_id,
             holder=self._holder,
             factors=self._factors,

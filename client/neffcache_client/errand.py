@@ -176,6 +176,10 @@ class Errand:
         try:
             answer = self._first_contact()
         except (CacheUnavailable, NotAllowed) as exc:
+            if isinstance(exc, NotAllowed) and exc.code == "write_needed":
+                # The server is well and has hits for us; only this key's compile stays ours.
+                self._breaker.succeeded()
+                return self._fallback("not_allowed", str(exc))
             self._breaker.failed(str(exc))
             return self._fallback("not_allowed" if isinstance(exc, NotAllowed) else "unreachable", str(exc))
         except RequestRefused as exc:
@@ -202,6 +206,7 @@ class Errand:
             patience=self._patience,
             log=self._log,
         )
+        self._contact.waited_before = self.waited_seconds
         return self._acquire(retry_failed=self._retry_failed)
 
     def _acquire(self, *, retry_failed: bool = False) -> AcquireAnswer:
@@ -274,9 +279,10 @@ class Errand:
         assert failure is not None
         self._may_be_leased = False
         if failure.kind == "exhausted" and self._last is not None:
-            return self._own_failure(self._last, "exhausted")
+            return self._own_failure(self._last, "exhausted", counted=True)
         return Obtained(
             verdict="failed",
+            counted=True,
             exit_code=failure.exit_code or 1,
             reason=failure.kind,
             failure=failure,
@@ -312,6 +318,7 @@ class Errand:
             verdict="waited" if self._waited else "remote",
             bytes=artifact.size,
             saved_seconds=artifact.compile_seconds,
+            counted=True,
         )
 
     # A miss
@@ -380,7 +387,7 @@ class Errand:
             return self._own_failure(result, "unreachable")
         self._may_be_leased = False
         if result.kind == "deterministic" or self._compiles >= _MAX_COMPILES:
-            return self._own_failure(result, result.kind)
+            return self._own_failure(result, result.kind, counted=True)
         self._log(f"the compile ended with {result.exit_code} for no reason of its own; asking again")
         return None
 
@@ -463,14 +470,15 @@ class Errand:
 
     def _own_result(self, result: CompileResult, verdict: str, reason: str | None) -> Obtained:
         obtained = Obtained(verdict="fallback" if verdict == "fallback" else "compiled", reason=reason, result=result)
+        obtained.counted = verdict == "compiled" and reason is None
         if self._settings.strict and reason in ("spooled", "not_spooled", "publish_refused"):
             obtained.verdict = "failed"
             obtained.exit_code = CACHE_FAULT_EXIT
             obtained.message = "the NEFF was compiled but could not be published (NEFFCACHE_STRICT=1)"
         return obtained
 
-    def _own_failure(self, result: CompileResult, reason: str) -> Obtained:
-        return Obtained(verdict="failed", exit_code=result.exit_code, reason=reason, result=result)
+    def _own_failure(self, result: CompileResult, reason: str, *, counted: bool = False) -> Obtained:
+        return Obtained(verdict="failed", exit_code=result.exit_code, reason=reason, result=result, counted=counted)
 
     def _place(self, source: str | None) -> None:
         if not source:

@@ -92,6 +92,7 @@ class NodeCache:
             exit_code=obtained.exit_code,
             bytes=obtained.bytes,
             saved_seconds=obtained.saved_seconds,
+            server=obtained.counted or None,
         )
         self._log(_summary(key, obtained, time.monotonic() - began))
         return obtained

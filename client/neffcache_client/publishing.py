@@ -149,7 +149,7 @@ class Publisher:
         return True
 
 
-def send(client: CacheClient, entry: SpoolEntry, path: str, info: NeffInfo) -> str:
+def send(client: CacheClient, entry: SpoolEntry, path: str, info: NeffInfo, *, from_spool: bool = False) -> str:
     """One try: upload, publish. Returns the outcome. Raises CacheUnavailable, RequestRefused, OSError."""
     assert entry.lease_id is not None
     upload(client, entry.lease_id, path, info)
@@ -159,6 +159,7 @@ def send(client: CacheClient, entry: SpoolEntry, path: str, info: NeffInfo) -> s
         compile_seconds=entry.compile_seconds,
         peak_rss_bytes=entry.peak_rss_bytes,
         cpu_seconds=entry.cpu_seconds,
+        from_spool=from_spool,
     )
     return client.publish(entry.lease_id, request).outcome
 

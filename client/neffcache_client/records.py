@@ -31,7 +31,7 @@ def record(tier_dir: str, **fields: Any) -> None:
     """Append one verdict. Adds time (Unix seconds), host and pid. Never raises.
 
     Known fields: key, verdict, reason, bytes, waited_seconds, compile_seconds, saved_seconds, corrupt, exit_code,
-    job, rank. Fields that are None are left out.
+    job, rank, server (true: it counted this itself). Fields that are None are left out.
     """
     try:
         line = {"time": round(time.time(), 3), "host": host_name(), "pid": os.getpid()}

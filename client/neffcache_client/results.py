@@ -48,6 +48,8 @@ class Obtained:
     """For the user, when no compiler of this process said it."""
     bytes: int | None = None
     saved_seconds: float | None = None
+    counted: bool = False
+    """The server saw this outcome itself, so that nobody has to report it."""
 
 
 @dataclass(slots=True, frozen=True, kw_only=True)

@@ -17,6 +17,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
+from neffcache_client import reports
 from neffcache_client.contact import Contact
 from neffcache_client.errors import (
     CacheUnavailable,
@@ -100,7 +101,7 @@ def _push(spool: Spool, client: CacheClient, settings: ClientSettings, entry: Sp
     if entry.lease_id is not None:
         # The lease it was compiled under outlives an outage unless somebody superseded it.
         try:
-            outcome = send(client, entry, entry.neff, info)
+            outcome = send(client, entry, entry.neff, info, from_spool=True)
             spool.remove(entry)
             return outcome
         except RequestRefused:
@@ -125,7 +126,7 @@ def _push(spool: Spool, client: CacheClient, settings: ClientSettings, entry: Sp
     entry.lease_id = contact.lease_id
     heart = Heart(client, contact.lease_id, LeaseView(phase="uploading"), lambda text: None)
     try:
-        outcome = send(client, entry, entry.neff, info)
+        outcome = send(client, entry, entry.neff, info, from_spool=True)
     except BaseException:
         contact.release()
         raise
@@ -136,8 +137,8 @@ def _push(spool: Spool, client: CacheClient, settings: ClientSettings, entry: Sp
 
 
 def start_in_background(settings: ClientSettings) -> bool:
-    """Start an uploader for this host's spool unless it is empty. Never raises."""
-    if not len(Spool(settings.tier_dir)) or not (fd := _only_one(settings)):
+    """Start an uploader for this host's spool and reports, unless there is nothing to send. Never raises."""
+    if not (len(Spool(settings.tier_dir)) or reports.due(settings.tier_dir)) or not (fd := _only_one(settings)):
         return False
     os.close(fd)
     import subprocess
@@ -171,6 +172,7 @@ def main() -> None:
     deadline = time.monotonic() + BACKGROUND_SECONDS
     try:
         with CacheClient(settings) as client:
+            _send_reports(settings, client)
             while len(spool) and time.monotonic() < deadline:
                 report = drain(settings, client, say=lambda text: None, deadline=deadline)
                 if not (report.unavailable or report.busy):
@@ -178,6 +180,16 @@ def main() -> None:
                 time.sleep(_AGAIN_SECONDS)
     except NeffcacheError:
         return
+
+
+def _send_reports(settings: ClientSettings, client: CacheClient) -> None:
+    """Once, and once more for the ranks that end at the same time as the one that started this process."""
+    for pause in (0.0, _AGAIN_SECONDS):
+        time.sleep(pause)
+        try:
+            reports.send(settings, client)
+        except NeffcacheError:
+            return  # figures are not worth more than this try; the next one has them
 
 
 def _only_one(settings: ClientSettings) -> int | None:

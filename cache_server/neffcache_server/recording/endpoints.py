@@ -9,6 +9,7 @@ from fastapi.responses import StreamingResponse
 from neffcache_client.wire import JobList, JobShow, Live, ReportsAnswer, ReportsRequest, check_namespace
 from pydantic import AfterValidator
 
+from neffcache_server.auth import require
 from neffcache_server.problems import JobUnknown, documented
 from neffcache_server.state import AppState, Namespace
 
@@ -17,12 +18,14 @@ AnyNamespace = Annotated[str | None, AfterValidator(lambda n: n and check_namesp
 
 
 @router.post("/ns/{namespace}/reports")
+@require("write")
 async def report(namespace: Namespace, body: ReportsRequest, state: AppState) -> ReportsAnswer:
     """What clients noted that the server did not see: local hits, fallbacks, compiles that cannot be cached."""
     return ReportsAnswer(taken=await state.recorder.take(namespace, body))
 
 
 @router.get("/ns/{namespace}/jobs")
+@require("read")
 async def list_jobs(
     namespace: Namespace, state: AppState, limit: Annotated[int, Query(ge=1, le=1000)] = 100
 ) -> JobList:
@@ -33,6 +36,7 @@ async def list_jobs(
 
 
 @router.get("/ns/{namespace}/job", responses=documented(JobUnknown))
+@require("read")
 async def show_job(
     namespace: Namespace,
     state: AppState,
@@ -49,13 +53,15 @@ async def show_job(
 
 
 @router.get("/events", response_class=StreamingResponse)
-async def events(state: AppState) -> StreamingResponse:
+@require("read")
+async def events(state: AppState, namespace: AnyNamespace = None) -> StreamingResponse:
     """Server-sent events: `live`, with what `/v1/live` answers, within a second of every change."""
     headers = {"cache-control": "no-store", "x-accel-buffering": "no"}
-    return StreamingResponse(state.live.feed(), media_type="text/event-stream", headers=headers)
+    return StreamingResponse(state.live.feed(namespace), media_type="text/event-stream", headers=headers)
 
 
 @router.get("/live")
+@require("read", in_query=True)
 async def live(state: AppState, namespace: AnyNamespace = None) -> Live:
     """Leases that run now and how much happened in the last minute."""
     return await state.live.read(namespace)

@@ -33,8 +33,8 @@ class LiveView:
     def __init__(self, database: Database, gates: Gates) -> None:
         self._db = database
         self._gates = gates
-        self._latest: tuple[float, Live] | None = None
-        self._shared = SharedRead(self._fresh)
+        self._shared: dict[str | None, SharedRead[Live]] = {}
+        self._latest: dict[str | None, tuple[float, Live]] = {}
 
     async def read(self, namespace: str | None) -> Live:
         """The state now. Raises DatabaseUnavailable."""
@@ -83,18 +83,20 @@ class LiveView:
             stuck=silent > 2 * HEARTBEAT_SECONDS,
         )
 
-    async def _fresh(self) -> Live:
-        if self._latest is None or monotonic() - self._latest[0] > _LOOK_SECONDS / 2:
-            self._latest = monotonic(), await self.read(None)
-        return self._latest[1]
+    async def _fresh(self, namespace: str | None) -> Live:
+        latest = self._latest.get(namespace)
+        if latest is None or monotonic() - latest[0] > _LOOK_SECONDS / 2:
+            latest = self._latest[namespace] = monotonic(), await self.read(namespace)
+        return latest[1]
 
-    async def feed(self) -> AsyncIterator[str]:
+    async def feed(self, namespace: str | None) -> AsyncIterator[str]:
         """Server-sent events: `live` when something changed, a comment now and then. Ends when cancelled."""
         before, told = "", monotonic()
+        shared = self._shared.setdefault(namespace, SharedRead(lambda: self._fresh(namespace)))
         yield "retry: 2000\n\n"
         while True:
             try:
-                live = await self._shared()
+                live = await shared()
             except ServerProblem:
                 yield "event: trouble\ndata: {}\n\n"
                 await asyncio.sleep(5 * _LOOK_SECONDS)

@@ -8,6 +8,7 @@ from fastapi import APIRouter, Query
 from neffcache_client.wire import Stats, check_namespace
 from pydantic import AfterValidator
 
+from neffcache_server.auth import require
 from neffcache_server.problems import InvalidRequest, JobUnknown, documented
 from neffcache_server.state import AppState
 
@@ -15,6 +16,7 @@ router = APIRouter(prefix="/v1/stats", tags=["stats"])
 
 
 @router.get("", responses=documented(JobUnknown))
+@require("read", in_query=True)
 async def stats(
     state: AppState,
     namespace: Annotated[str, AfterValidator(check_namespace), Query(max_length=63)] | None = None,

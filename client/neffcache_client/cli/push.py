@@ -5,9 +5,12 @@ from __future__ import annotations
 import argparse
 import sys
 
+from neffcache_client import reports
 from neffcache_client.api import CacheClient
 from neffcache_client.cli.output import say, say_json
 from neffcache_client.cli.session import server_settings
+from neffcache_client.errors import NeffcacheError
+from neffcache_client.settings import ClientSettings
 from neffcache_client.spool import Spool
 from neffcache_client.uploader import PushReport, drain
 
@@ -28,9 +31,10 @@ def run(args: argparse.Namespace) -> int:
     waiting = len(Spool(settings.tier_dir))
     with CacheClient(settings) as client:
         report = drain(settings, client, say=_quiet if args.json else say)
+        reported = 0 if report.unavailable else _send_reports(settings, client)
     left = len(Spool(settings.tier_dir))
     if args.json:
-        say_json({**report.as_dict(), "left": left})
+        say_json({**report.as_dict(), "left": left, "reported": reported})
     else:
         say(_sentence(report, waiting, left))
         for reason in report.kept:
@@ -49,6 +53,14 @@ def _sentence(report: PushReport, waiting: int, left: int) -> str:
     if report.damaged:
         parts.append(f"{report.damaged} damaged and thrown away")
     return f"{waiting} waited for upload: {', '.join(parts)}, {left} left"
+
+
+def _send_reports(settings: ClientSettings, client: CacheClient) -> int:
+    """Statistics that are not told yet go along; they are not worth an error."""
+    try:
+        return reports.send(settings, client)
+    except NeffcacheError:
+        return 0
 
 
 def _quiet(text: str) -> None:
