@@ -56,8 +56,11 @@ JSON in and out; the types are the dataclasses of `neffcache_client/wire.py`. Er
 `application/problem+json`) with a stable `code`. A fault of the database or the store is 5xx, never 404. A running server
 serves the OpenAPI document at `/openapi.json`.
 
-| call | does | answers |
-| --- | --- | --- |
+`needs` names the role that the caller's token must have in the namespace, or in every namespace where the call names
+none; admin includes write, write includes read. What else the roles mean: [operations.md](operations.md).
+
+| call | needs | does | answers |
+| --- | --- | --- | --- |
 """
 
 _CLI_HEAD = f"""# The `neffcache` command
@@ -86,7 +89,8 @@ def api_page() -> str:
         for method, operation in operations.items():
             does = " ".join((operation.get("description") or operation["summary"]).split("\n\n")[0].split())
             answers = ", ".join(sorted(operation["responses"]))
-            rows.append(f"| `{method.upper()} {path}` | {does} | {answers} |\n")
+            needs = operation["x-neffcache-role"]
+            rows.append(f"| `{method.upper()} {path}` | {needs} | {does} | {answers} |\n")
     return _API_HEAD + "".join(rows)
 
 

@@ -2,17 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import asdict
 from typing import Any
 
-from fastapi import FastAPI, Request
+from fastapi import APIRouter, FastAPI, Request
 from fastapi.exceptions import RequestValidationError
 from fastapi.responses import JSONResponse
 from neffcache_client.wire import Problem
 from pydantic import TypeAdapter
 from starlette.exceptions import HTTPException
 
+from neffcache_server.auth.documents import describe_access
 from neffcache_server.problems import (
     MEDIA_TYPE,
     DatabaseUnavailable,
@@ -67,8 +68,8 @@ async def _on_fault(_request: Request, _exc: Exception) -> JSONResponse:
     return answer(ServerProblem("an unexpected fault; the server's log has more").problem())
 
 
-def problem_openapi(app: FastAPI) -> Callable[[], dict[str, Any]]:
-    """`app.openapi` with our errors in place of FastAPI's own validation answer."""
+def problem_openapi(app: FastAPI, routers: Sequence[APIRouter]) -> Callable[[], dict[str, Any]]:
+    """`app.openapi` with our errors in place of FastAPI's own validation answer, and what each call needs."""
     plain = app.openapi
 
     def openapi() -> dict[str, Any]:
@@ -82,6 +83,7 @@ def problem_openapi(app: FastAPI) -> Callable[[], dict[str, Any]]:
         for path, item in schema["paths"].items():
             for operation in item.values():
                 _document_errors(operation["responses"], everything=path != "/livez")
+        describe_access(schema, routers)
         return schema
 
     return openapi

@@ -48,6 +48,12 @@ class NotAllowed(ServerProblem):
     status, code, title = 403, "not_allowed", "Not allowed"
 
 
+class WriteNeeded(NotAllowed):
+    """Nobody has or compiles this key, and this token may only read."""
+
+    code = "write_needed"
+
+
 class CrossSite(ServerProblem):
     """A page of another site made the browser send this; nothing was done."""
 

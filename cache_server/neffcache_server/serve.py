@@ -16,6 +16,7 @@ from pathlib import Path
 import uvicorn
 
 from neffcache_server.app import create_app
+from neffcache_server.auth.exposure import check_access
 from neffcache_server.database.migrate import ensure_schema
 from neffcache_server.problems import SetupError
 from neffcache_server.settings import ServerSettings
@@ -34,6 +35,7 @@ def serve(settings: ServerSettings, *, workers: int = 1, port_file: Path | None 
         )
     with _data_dir(settings):
         ensure_schema(settings)
+        check_access(settings)
         open_store(settings)
         listener = _listen(settings.host, settings.port)
         url = _url(settings.host, listener)

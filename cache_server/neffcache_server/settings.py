@@ -82,6 +82,12 @@ class ServerSettings(BaseSettings):
     )
     session_seconds: int = Field(43200, ge=60, description="How long a browser stays logged in.")
     max_blob_bytes: int = Field(5 << 30, ge=1, description="Largest NEFF that is taken.")
+    namespace_max_bytes: int = Field(
+        0, ge=0, description="Bytes that a namespace may hold; more is refused. 0: no bound."
+    )
+    namespace_quotas: dict[str, int] = Field(
+        {}, description='The same for some namespaces: JSON such as `{"pr-*": 50000000000}`; 0: no bound.'
+    )
     ttl_seconds: float = Field(
         wire.TTL_SECONDS, gt=0, description="A lease without a heartbeat for this long may be given to another host."
     )
@@ -193,10 +199,15 @@ class ServerSettings(BaseSettings):
             return self.allow_anonymous  # type: ignore[return-value]  # checked by the validator
         return "local" if self.loopback and self.admin_token is None else "off"
 
+    def quota_of(self, namespace: str) -> int:
+        """Bytes that a namespace may hold, 0 for no bound."""
+        matching = (quota for pattern, quota in self.namespace_quotas.items() if fnmatchcase(namespace, pattern))
+        return next(matching, self.namespace_max_bytes)
+
     def trusted_by(self, namespace: str) -> str | None:
         """The namespace whose artifacts are served to `namespace` too, None when it reads only its own."""
         for pattern, parent in self.read_chain.items():
-            if parent != namespace and (pattern == namespace or fnmatchcase(namespace, pattern)):
+            if parent != namespace and fnmatchcase(namespace, pattern):
                 return parent
         return None
 

@@ -6,7 +6,8 @@ An endpoint says what it needs with a decorator below the router's:
     @require("read")
     async def list_entries(namespace: Namespace, …)
 
-The role is needed in the namespace of the path, or of the query, or in every namespace when neither names one.
+The role is needed in the namespace of the path; where the path has none, in every namespace. An endpoint that takes
+`namespace` in the query, and then tells of no other, says `in_query=True`.
 """
 
 from __future__ import annotations
@@ -37,6 +38,7 @@ class Requirement:
 
     role: Role | None
     anywhere: bool = False
+    in_query: bool = False
 
     def __str__(self) -> str:
         return self.role or "–"
@@ -45,9 +47,9 @@ class Requirement:
 _DENIED = Requirement("admin")
 
 
-def require(role: Role, *, anywhere: bool = False) -> Callable[[F], F]:
+def require(role: Role, *, anywhere: bool = False, in_query: bool = False) -> Callable[[F], F]:
     """Let in whoever has `role` in the request's namespace; `anywhere`: in any, and the endpoint looks closer."""
-    return _marked(Requirement(role, anywhere))
+    return _marked(Requirement(role, anywhere, in_query))
 
 
 def public(endpoint: F) -> F:
@@ -76,10 +78,16 @@ async def authorise(request: Request) -> None:
         return
     principal = await authenticate(request)
     request.state.principal = principal
+    check(principal, requirement.role, _namespace(request, requirement, principal))
+
+
+def _namespace(request: Request, requirement: Requirement, principal: Principal) -> str:
     if requirement.anywhere:
-        return
-    namespace = request.path_params.get("namespace") or request.query_params.get("namespace") or EVERYTHING
-    check(principal, requirement.role, namespace)
+        return principal.namespace
+    named = request.path_params.get("namespace")
+    if named is None and requirement.in_query:
+        named = request.query_params.get("namespace")
+    return named or EVERYTHING
 
 
 async def authenticate(request: Request) -> Principal:

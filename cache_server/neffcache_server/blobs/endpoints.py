@@ -11,6 +11,7 @@ from neffcache_client.wire import LEASE_HEADER, BlobAnswer, UploadAnswer, Upload
 from starlette.requests import ClientDisconnect
 
 from neffcache_server.auth import require
+from neffcache_server.blobs.quota import check_quota
 from neffcache_server.blobs.ranges import parse_range
 from neffcache_server.leases.repository import blob_url
 from neffcache_server.problems import (
@@ -22,6 +23,7 @@ from neffcache_server.problems import (
     LeaseRequired,
     LeaseSuperseded,
     LeaseUnknown,
+    QuotaExceeded,
     RangeNotSatisfiable,
     StorageUnavailable,
     UploadCut,
@@ -32,7 +34,7 @@ from neffcache_server.storage.base import BlobReader
 
 router = APIRouter(prefix="/v1/ns/{namespace}/blobs", tags=["blobs"])
 
-_LEASE_PROBLEMS = (LeaseRequired, LeaseUnknown, LeaseSuperseded, LeaseEnded, BlobTooLarge)
+_LEASE_PROBLEMS = (LeaseRequired, LeaseUnknown, LeaseSuperseded, LeaseEnded, BlobTooLarge, QuotaExceeded)
 _BINARY = {"schema": {"type": "string", "format": "binary"}}
 LeaseHeader = Annotated[str | None, Header(alias=LEASE_HEADER, description="The lease the upload belongs to.")]
 
@@ -44,6 +46,7 @@ async def upload_target(
 ) -> UploadAnswer:
     """Where to send a blob: to the store by a presigned URL, or to this server."""
     owner = await state.blobs.authorise(namespace, _lease_id(lease), body.size)
+    await check_quota(state.database, state.settings, namespace, sha256, body.size)
     ticket = await state.presigned.issue(owner, sha256, body.size)
     return ticket or UploadAnswer(how="stream", url=blob_url(namespace, sha256))
 
@@ -60,6 +63,7 @@ async def put_blob(
     """Send a NEFF. It is checked while it streams in and refused with the reason when it is not whole and right."""
     size = _content_length(request)
     owner = await state.blobs.authorise(namespace, _lease_id(lease), size)
+    await check_quota(state.database, state.settings, namespace, sha256, size)
     return await state.blobs.receive(owner, sha256, size, _body(request))
 
 

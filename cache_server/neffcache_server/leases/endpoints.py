@@ -16,7 +16,7 @@ from neffcache_client.wire import (
     PublishRequest,
 )
 
-from neffcache_server.auth import require
+from neffcache_server.auth import CurrentPrincipal, require
 from neffcache_server.problems import (
     BlobNotUploaded,
     BlobRefused,
@@ -27,6 +27,7 @@ from neffcache_server.problems import (
     LeaseSuperseded,
     LeaseUnknown,
     ShuttingDown,
+    WriteNeeded,
     StorageUnavailable,
     documented,
 )
@@ -37,26 +38,46 @@ router = APIRouter(prefix="/v1/ns/{namespace}", tags=["leases"])
 
 @router.post(
     "/keys/{key}/acquire",
-    responses=documented(LeaseSuperseded, LeaseEnded, LeaseIdReused, FactorsTooLarge, ShuttingDown, ClientGone),
+    responses=documented(
+        LeaseSuperseded, LeaseEnded, LeaseIdReused, FactorsTooLarge, ShuttingDown, ClientGone, WriteNeeded
+    ),
 )
 @require("read")
 async def acquire(
-    namespace: Namespace, key: Key, body: AcquireRequest, state: AppState, request: Request
+    namespace: Namespace,
+    key: Key,
+    body: AcquireRequest,
+    state: AppState,
+    request: Request,
+    principal: CurrentPrincipal,
 ) -> AcquireAnswer:
     """Get the artifact of a key, or the right and duty to compile it; waits for either up to `wait_seconds`.
 
     A granted lease is provisional: it ends after 5 s unless a heartbeat follows. Repeating the call with the same
     lease id gives the same lease. A lease id that has ended is answered 409 where it would be granted again.
     """
-    return await state.leases.acquire(namespace, key, body, request.is_disconnected)
+    wants_to_compile = body.can_compile
+    # A reader gets hits, and waits for those who compile; it is never given the lease.
+    body.can_compile = wants_to_compile and principal.may("write", namespace)
+    answer = await state.leases.acquire(namespace, key, body, request.is_disconnected)
+    if answer.state == "busy" and answer.holder is None and wants_to_compile and not body.can_compile:
+        raise WriteNeeded(
+            f"nobody has or compiles this key, and to compile it for others needs the role write in namespace "
+            f"{namespace}; this token has {principal.rights}"
+        )
+    return answer
 
 
 @router.post("/keys/lookup")
 @require("read")
 async def lookup(namespace: Namespace, body: LookupRequest, state: AppState) -> LookupAnswer:
     """Which of these keys are present, with their artifacts. Never leases, counts no hit."""
+    trusted = state.settings.trusted_by(namespace)
     async with state.database.read() as db:
-        return LookupAnswer(present=await state.entries.present(db, namespace, body.keys))
+        present = await state.entries.present(db, namespace, body.keys)
+        if trusted is not None:
+            present = {**await state.entries.present(db, trusted, body.keys), **present}
+    return LookupAnswer(present=present)
 
 
 @router.post("/leases/{lease_id}/heartbeat", responses=documented(LeaseUnknown, LeaseSuperseded, LeaseEnded))
