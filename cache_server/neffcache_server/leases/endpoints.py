@@ -27,8 +27,8 @@ from neffcache_server.problems import (
     LeaseSuperseded,
     LeaseUnknown,
     ShuttingDown,
-    WriteNeeded,
     StorageUnavailable,
+    WriteNeeded,
     documented,
 )
 from neffcache_server.state import AppState, Key, LeaseId, Namespace

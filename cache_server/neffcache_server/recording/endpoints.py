@@ -53,7 +53,7 @@ async def show_job(
 
 
 @router.get("/events", response_class=StreamingResponse)
-@require("read")
+@require("read", in_query=True)
 async def events(state: AppState, namespace: AnyNamespace = None) -> StreamingResponse:
     """Server-sent events: `live`, with what `/v1/live` answers, within a second of every change."""
     headers = {"cache-control": "no-store", "x-accel-buffering": "no"}
