@@ -16,11 +16,22 @@ def activate() -> None:
     try:
         from neffcache_hook.launcher.activate import activate as put_launcher_first
 
-        problem = put_launcher_first(os.environ).problem
+        done = put_launcher_first(os.environ)
+        problem = done.problem
+        if done.active:
+            _speak_at_the_end()
     except Exception as exc:
         problem = f"{exc}; compiling without the cache"
     if problem:
         _warn_once(problem)
+
+
+def _speak_at_the_end() -> None:
+    from neffcache_client.settings import ClientSettings
+
+    from neffcache_hook.end_of_run import register
+
+    register(os.environ, ClientSettings.from_env(os.environ))
 
 
 def _warn_once(problem: str) -> None:

@@ -12,8 +12,8 @@ _BOOT_ID = "/proc/sys/kernel/random/boot_id"
 
 
 def host_name() -> str:
-    """The host's name as the kernel says it, at most 255 characters."""
-    return os.uname().nodename[:255] or "unknown"
+    """NEFFCACHE_HOST, or the name that the kernel says; at most 200 characters, fit to be part of a file's name."""
+    return (os.environ.get("NEFFCACHE_HOST") or os.uname().nodename).replace("/", "_")[:200] or "unknown"
 
 
 def boot_id() -> str:

@@ -17,6 +17,7 @@ VARIABLES: dict[str, str] = {
     "NEFFCACHE_NAMESPACE": "Namespace of keys and artifacts. Default: default.",
     "NEFFCACHE_MODE": "readwrite (default), readonly (never publish), require (a miss is an error), off.",
     "NEFFCACHE_JOB": "Name of the job, shown to whoever waits for it. Default: the scheduler's job id if known.",
+    "NEFFCACHE_HOST": "Name of this host as others see it, such as the node's name in a pod. Default: the host name.",
     "NEFFCACHE_STRICT": "1: a cache fault is an error instead of a local compile.",
     "NEFFCACHE_LOG": "File that the launcher's own messages go to; `stderr` for the terminal. "
     "Default: <local folder>/neffcache/log/<host>.log.",
@@ -25,6 +26,7 @@ VARIABLES: dict[str, str] = {
     "NEFFCACHE_RETRY_FAILED": "1: pass over a stored failure once per job.",
     "NEFFCACHE_LOCAL_DIR": "Set by neffcache itself: the user's TORCH_NEURONX_NEFF_CACHE_DIR before it was "
     "pointed at a folder per compiler.",
+    "NEFFCACHE_RUN": "Set by neffcache itself: the process that sums up this rank's compiles at its end.",
     "NEFFCACHE_INNER": "Set by neffcache itself: a launcher inside a launcher passes through.",
     "NEFFCACHE_CPU_COMPILER_LOG": "Demo toolchain only: file to which the CPU stand-in compiler appends a line per "
     "compile.",

@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 import os
 import shutil
+import signal
 import subprocess
 import sys
 import tempfile
@@ -49,6 +50,8 @@ def run(args: argparse.Namespace) -> int:
     """Run the demo; 0 when every promise held."""
     # Before numpy is imported: its BLAS would start threads, which a forked rank would miss.
     os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")
+    # SIGTERM ends ranks and server as Ctrl-C does.
+    signal.signal(signal.SIGTERM, signal.default_int_handler)
     try:
         models = _checked(args)
     except ValueError as exc:
@@ -102,6 +105,8 @@ def _scenarios(args: argparse.Namespace, models: tuple[str, ...], folder: Path) 
         )
         outcome = run_fleet(plan, rank_main, progress)
         rows.append(row_of(outcome, verdicts_of(outcome)))
+        if url is not None:
+            _report(outcome)
         progress.done(f"{name}: {outcome.compiles} compiles, {outcome.seconds:.1f} s")
 
     print(f"{args.ranks} ranks on {args.hosts} hosts, models {', '.join(models)}; logs in {folder}", flush=True)
@@ -113,6 +118,26 @@ def _scenarios(args: argparse.Namespace, models: tuple[str, ...], folder: Path) 
         scenario("neffcache cold", ranks=args.ranks, hosts=args.hosts, url=url)
         scenario("neffcache warm", ranks=args.ranks, hosts=args.hosts, url=url)
     return rows
+
+
+def _report(outcome: Outcome) -> None:
+    """Tell the server what it did not see, as each host's uploader does some time later."""
+    from neffcache_client import reports
+    from neffcache_client.api import CacheClient
+    from neffcache_client.settings import ClientSettings
+
+    plan = outcome.scenario
+    for rank in range(plan.ranks):
+        host = plan.host_of(rank)
+        if rank and plan.host_of(rank - 1) == host:
+            continue
+        settings = ClientSettings.from_env({**os.environ, **plan.environment(rank)})
+        os.environ["NEFFCACHE_HOST"] = plan.host_name(host)
+        try:
+            with CacheClient(settings) as client:
+                reports.send(settings, client)
+        finally:
+            del os.environ["NEFFCACHE_HOST"]
 
 
 def verdicts_of(outcome: Outcome) -> Counter[str]:

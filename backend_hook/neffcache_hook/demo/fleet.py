@@ -43,6 +43,10 @@ class Scenario:
         """The folder that stands for a host's disk."""
         return self.folder / f"host{host:02d}"
 
+    def host_name(self, host: int) -> str:
+        """What a host is called: each scenario runs on machines that nobody has seen before."""
+        return f"{self.name.split()[-1]}-host{host:02d}"
+
     @property
     def compile_log(self) -> Path:
         """One line per run of the compiler, written by the compiler itself."""
@@ -59,6 +63,7 @@ class Scenario:
             "TORCH_NEURONX_NEFF_CACHE_DIR": str(host / "neff_cache"),
             "TORCH_NEURONX_NEFF_LOCAL_CACHE_DIR": str(host / "local_cache"),
             "TORCH_NEURONX_NEFF_DISABLE_CACHE": "" if self.built_in_cache else "1",
+            "NEFFCACHE_HOST": self.host_name(self.host_of(rank)),
             "NEFFCACHE_URL": self.url or "",
             "NEFFCACHE_JOB": f"demo-{self.name.replace(' ', '-')}",
             "NEFFCACHE_CPU_COMPILER_LOG": str(self.compile_log),
@@ -109,7 +114,8 @@ def _child(scenario: Scenario, rank: int, gate: int, rank_main: RankMain) -> Non
     """The rank's whole life. Never returns into the parent's code, whatever happens."""
     code = 1
     try:
-        signal.signal(signal.SIGINT, signal.SIG_DFL)
+        for number in (signal.SIGINT, signal.SIGTERM):
+            signal.signal(number, signal.SIG_DFL)
         log = os.open(scenario.folder / f"rank{rank:03d}.log", os.O_WRONLY | os.O_CREAT | os.O_APPEND)
         os.dup2(log, 1)
         os.dup2(log, 2)

@@ -8,7 +8,7 @@ from typing import Any
 
 import torch
 
-from neffcache_hook import autoload
+from neffcache_hook import autoload, end_of_run
 from neffcache_hook.cpu import backend, models
 from neffcache_hook.demo.fleet import Scenario
 
@@ -29,6 +29,8 @@ def rank_main(scenario: Scenario, rank: int, gate: int) -> dict[str, Any]:
     for name in scenario.models:
         outputs[name] = models.run(models.MODELS[name], "neuron")
     first_step = time.monotonic() - started
+    # The demo ends its ranks by os._exit, and reports for all of them itself.
+    end_of_run.finish(report=False)
     return {
         "rank": rank,
         "host": scenario.host_of(rank),

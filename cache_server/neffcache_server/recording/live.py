@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import asyncio
 import json
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Callable
 from dataclasses import asdict
 from time import monotonic
 from typing import Any
@@ -30,7 +30,8 @@ _KEEP_ALIVE_SECONDS = 15.0
 class LiveView:
     """Live leases, waiters, failures in force, the last minute."""
 
-    def __init__(self, database: Database, gates: Gates) -> None:
+    def __init__(self, database: Database, gates: Gates, stopping: Callable[[], bool]) -> None:
+        self._stopping = stopping
         self._db = database
         self._gates = gates
         self._shared: dict[str | None, SharedRead[Live]] = {}
@@ -90,16 +91,16 @@ class LiveView:
         return latest[1]
 
     async def feed(self, namespace: str | None) -> AsyncIterator[str]:
-        """Server-sent events: `live` when something changed, a comment now and then. Ends when cancelled."""
+        """Server-sent events: `live` when something changed, a comment now and then. Ends when the server stops."""
         before, told = "", monotonic()
         shared = self._shared.setdefault(namespace, SharedRead(lambda: self._fresh(namespace)))
         yield "retry: 2000\n\n"
-        while True:
+        while not self._stopping():
             try:
                 live = await shared()
             except ServerProblem:
                 yield "event: trouble\ndata: {}\n\n"
-                await asyncio.sleep(5 * _LOOK_SECONDS)
+                await asyncio.sleep(_LOOK_SECONDS)
                 continue
             if (shape := _shape(live)) != before:
                 before, told = shape, monotonic()
