@@ -17,6 +17,8 @@ from neffcache_client.errors import NeffcacheError
 RankMain = Callable[["Scenario", int, int], dict[str, Any]]
 """What one rank does: scenario, rank, file descriptor to wait on -> its figures."""
 
+_STOP_SIGNALS = (signal.SIGINT, signal.SIGTERM)
+
 
 class DemoFailed(NeffcacheError):
     """A rank of the demo failed."""
@@ -91,12 +93,13 @@ def run_fleet(scenario: Scenario, rank_main: RankMain, progress: Callable[[str],
     outcome = Outcome(scenario)
     gate_read, gate_write = os.pipe()
     with _reaped() as pids:
-        for rank in range(scenario.ranks):
-            pid = os.fork()
-            if pid == 0:
-                os.close(gate_write)
-                _child(scenario, rank, gate_read, rank_main)
-            pids[pid] = rank
+        with _no_stop_signals():
+            for rank in range(scenario.ranks):
+                pid = os.fork()
+                if pid == 0:
+                    os.close(gate_write)
+                    _child(scenario, rank, gate_read, rank_main)
+                pids[pid] = rank
         os.close(gate_read)
         started = time.monotonic()
         os.close(gate_write)
@@ -114,8 +117,9 @@ def _child(scenario: Scenario, rank: int, gate: int, rank_main: RankMain) -> Non
     """The rank's whole life. Never returns into the parent's code, whatever happens."""
     code = 1
     try:
-        for number in (signal.SIGINT, signal.SIGTERM):
+        for number in _STOP_SIGNALS:
             signal.signal(number, signal.SIG_DFL)
+        signal.pthread_sigmask(signal.SIG_UNBLOCK, _STOP_SIGNALS)
         log = os.open(scenario.folder / f"rank{rank:03d}.log", os.O_WRONLY | os.O_CREAT | os.O_APPEND)
         os.dup2(log, 1)
         os.dup2(log, 2)
@@ -151,6 +155,16 @@ def _finished(scenario: Scenario, pids: dict[int, int]) -> Iterator[int]:
                 f"its log ends:\n{log[-3000:]}"
             )
         yield rank
+
+
+@contextmanager
+def _no_stop_signals() -> Iterator[None]:
+    """Hold Ctrl-C back. Raised inside one of Python's hooks around a fork, it would be printed and forgotten."""
+    signal.pthread_sigmask(signal.SIG_BLOCK, _STOP_SIGNALS)
+    try:
+        yield
+    finally:
+        signal.pthread_sigmask(signal.SIG_UNBLOCK, _STOP_SIGNALS)
 
 
 @contextmanager
