@@ -114,7 +114,7 @@ def test_another_constant(site: Site, explain: Callable[..., str]) -> None:
     """UC-06"""
     site.miss()
     said = explain(site.miss(data=graph(scale="0.25")))
-    assert "nearest stored key: the graph: the same 6 operations, 1 of them not equal." in said
+    assert "nearest stored key: the graph (the same 6 operations, 1 of them not equal)." in said
     assert "op 3, stablehlo.constant, module.mlir:3" in said
     assert "dense<2.500000e-01>" in said
     assert "dense<5.000000e-01>" in said
@@ -123,7 +123,7 @@ def test_another_constant(site: Site, explain: Callable[..., str]) -> None:
 def test_another_shape(site: Site, explain: Callable[..., str]) -> None:
     site.miss()
     said = explain(site.miss(data=graph(batch=16)))
-    assert "the graph: the same 6 operations, 4 of them not equal" in said
+    assert "the graph (the same 6 operations, 4 of them not equal" in said
     assert "op 4, stablehlo.broadcast_in_dim, module.mlir:4" in said
     assert "tensor<16x64xf32>" in said
 

@@ -297,7 +297,7 @@ def test_the_command_explains_a_key_by_its_first_digits(
     said = capsys.readouterr().out
     assert "b1" * 32 in said
     assert "rank 3 on trn-3, job two" in said
-    assert "option -O2 here, -O1 there; the graph: the same 86 operations, 1 of them not equal" in said
+    assert "option -O2 here, -O1 there; the graph (the same 86 operations, 1 of them not equal)" in said
     assert "op 2, stablehlo.constant, model/train.py:31" in said
     assert main(["explain", "b1b1b1b1", "--json"]) == 0
     assert json.loads(capsys.readouterr().out)["nearest"]["key"] == "a1" * 32

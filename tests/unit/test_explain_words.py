@@ -134,7 +134,7 @@ BODY = [("builtin.module", "m"), ("func.func", "f"), ("stablehlo.constant", "c")
 def test_one_constant_is_found_with_its_line() -> None:
     here = summary(*BODY[:2], ("stablehlo.constant", "C"), *BODY[3:])
     found = graphs.compare(here, summary(*BODY))
-    assert found.text == "the graph: the same 4 operations, 1 of them not equal"
+    assert found.text == "the graph (the same 4 operations, 1 of them not equal)"
     assert found.first is not None
     assert found.first.here is not None
     assert (found.first.here.number, found.first.here.where) == (3, "model/train.py:32")
@@ -152,7 +152,7 @@ def test_a_function_whose_type_follows_is_not_named_first() -> None:
 def test_an_inserted_operation_does_not_make_those_behind_it_differ() -> None:
     here = summary(*BODY[:3], ("stablehlo.negate", "n"), *BODY[3:])
     found = graphs.compare(here, summary(*BODY))
-    assert found.text == "the graph: 5 operations here, 4 there (1 stablehlo.negate here, 0 there)"
+    assert found.text == "the graph (5 operations here, 4 there: 1 stablehlo.negate here and 0 there)"
     assert found.differing == 1
     assert found.first is not None
     assert found.first.here is not None
@@ -167,7 +167,7 @@ def test_two_insertions_far_apart_are_two_differences() -> None:
 
 def test_other_operands_alone_are_told_as_such() -> None:
     found = graphs.compare(summary(*BODY, wiring="v"), summary(*BODY))
-    assert found.text == "the graph: the same 4 operations, 4 with other operands"
+    assert found.text == "the graph (the same 4 operations, 4 with other operands)"
     assert found.first is not None
     assert found.first.wiring
 
@@ -176,7 +176,7 @@ def test_counts_alone_still_tell_which_kinds_differ() -> None:
     here = GraphSummary("mlir", {"stablehlo.add": 5000, "stablehlo.dot": 3})
     there = GraphSummary("mlir", {"stablehlo.add": 5001, "stablehlo.dot": 3})
     found = graphs.compare(here, there)
-    assert found.text == "the graph: 5003 operations here, 5004 there (5000 stablehlo.add here, 5001 there)"
+    assert found.text == "the graph (5003 operations here, 5004 there: 5000 stablehlo.add here and 5001 there)"
     assert (found.differing, found.first) == (None, None)
     assert graphs.compare(here, None).first is None
 

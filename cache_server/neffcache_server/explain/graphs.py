@@ -103,13 +103,13 @@ def _pair(here: list[Op], there: list[Op], i: int | None, j: int | None, *, wiri
 
 def _words(found: GraphDifference) -> str:
     if found.counts:
-        more = ", ".join(f"{one.here} {one.op} here, {one.there} there" for one in found.counts[:_MAX_COUNTS])
+        more = ", ".join(f"{one.here} {one.op} here and {one.there} there" for one in found.counts[:_MAX_COUNTS])
         rest = len(found.counts) - _MAX_COUNTS
         more += f" and {rest} more kinds" if rest > 0 else ""
-        return f"the graph: {found.ops_here} operations here, {found.ops_there} there ({more})"
-    same = f"the graph: the same {found.ops_here} operations"
+        return f"the graph ({found.ops_here} operations here, {found.ops_there} there: {more})"
+    same = f"the same {found.ops_here} operations"
     if found.first is None:
-        return f"{same}, single ones are not known"
+        return f"the graph ({same}; single ones are not known)"
     if found.first.wiring:
-        return f"{same}, {found.differing} with other operands"
-    return f"{same}, {found.differing} of them not equal"
+        return f"the graph ({same}, {found.differing} with other operands)"
+    return f"the graph ({same}, {found.differing} of them not equal)"
