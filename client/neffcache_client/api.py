@@ -184,6 +184,10 @@ class CacheClient:
         """A job and its ranks."""
         return self._call(wire.JobShow, "GET", self._ns(f"job?{urlencode({'name': name, 'limit': limit})}"))
 
+    def ready(self) -> None:
+        """Raises ServerFault, saying why, unless the server can use its database and store."""
+        self._request("GET", "/readyz")
+
     # Tokens
 
     def whoami(self) -> wire.WhoAmI:

@@ -32,6 +32,7 @@ COMMANDS: dict[str, Command] = {
     "entries": Command("neffcache_client.cli.entries", "list, show or remove what the server has"),
     "failures": Command("neffcache_client.cli.failures", "list or clear stored compile failures"),
     "explain": Command("neffcache_client.cli.explain", "why a graph was not in the cache"),
+    "doctor": Command("neffcache_client.cli.doctor", "find out whether a rank started here would use the cache"),
     "token": Command("neffcache_client.cli.token", "make, list and revoke tokens"),
     "push": Command("neffcache_client.cli.push", "upload what was compiled while the server was away"),
     "serve": Command(
