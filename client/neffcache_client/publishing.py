@@ -19,7 +19,7 @@ from neffcache_client.errors import (
     RequestRefused,
 )
 from neffcache_client.local_tier import LocalTier, describe
-from neffcache_client.neff import NeffInfo, check_neff
+from neffcache_client.neff import TARGET_OF_ARCHITECTURE, NeffInfo, check_neff
 from neffcache_client.results import CompileResult, Patience
 from neffcache_client.settings import ClientSettings
 from neffcache_client.spool import Spool, SpoolEntry
@@ -49,15 +49,20 @@ class Publisher:
         """(what the NEFF says, None), or (None, why it may be given to nobody but the caller)."""
         if not result.output:
             return None, "no_output"
+        if result.unpublishable:
+            self._warn("unpublishable", f"the NEFF is used but not shared: {result.unpublishable}")
+            return None, "unpublishable"
         try:
             info = check_neff(result.output)
         except (NeffInvalid, OSError) as exc:
             words = describe(exc) if isinstance(exc, OSError) else str(exc)
             self._warn("not_a_neff", f"the compiler's output is not shared, it cannot be verified: {words}")
             return None, "not_a_neff"
+        # An architecture that we have no `--target` name for proves nothing either way.
+        target = info.target if info.target in TARGET_OF_ARCHITECTURE.values() else None
         for what, expected, found in (
             ("compiler version", expect_version, info.compiler_version),
-            ("target", expect_target, info.target),
+            ("target", expect_target, target),
         ):
             if expected and found and expected != found:
                 self._warn("mismatch", f"the NEFF is not shared: its {what} is {found}, expected {expected}")

@@ -216,6 +216,14 @@ def test_a_neff_of_another_compiler_or_target_is_handed_over_but_not_shared(
     assert len(node.warnings()) == 1
 
 
+def test_an_architecture_without_a_known_target_name_is_shared(node: Node, server: ScriptedServer) -> None:
+    """Its name in the NEFF differs from `--target` for every chip; only cayman = trn2 has been seen."""
+    server.script("acquire", leased())
+    node.neff = make_neff(target="sunda")
+    assert node.obtain(expect_target="trn1").reason is None
+    assert len(server.calls("publish")) == 1
+
+
 def test_what_is_no_neff_is_handed_over_but_not_shared(node: Node, server: ScriptedServer) -> None:
     server.script("acquire", leased())
     node.neff = b"not a NEFF at all"
