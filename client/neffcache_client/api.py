@@ -7,7 +7,7 @@ understood and said no). The bearer token goes to the server's own origin and no
 from __future__ import annotations
 
 import ssl
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import asdict
 from typing import Any, TypeVar
@@ -73,11 +73,21 @@ class CacheClient:
 
     # Leases
 
-    def acquire(self, key: str, request: wire.AcquireRequest, *, seconds: float | None = None) -> wire.AcquireAnswer:
-        """Ask for a key. Lasts up to `request.wait_seconds` and a grace, or `seconds`."""
+    def acquire(
+        self,
+        key: str,
+        request: wire.AcquireRequest,
+        *,
+        seconds: float | None = None,
+        sent: Callable[[], None] | None = None,
+    ) -> wire.AcquireAnswer:
+        """Ask for a key. Lasts up to `request.wait_seconds` and a grace, or `seconds`.
+
+        `sent` is called when a server has taken the question: from then on only its answer is waited for.
+        """
         limit = seconds if seconds is not None else request.wait_seconds + _POLL_GRACE_SECONDS
         answer = self._call(
-            wire.AcquireAnswer, "POST", self._ns(f"keys/{key}/acquire"), json=_body(request), seconds=limit
+            wire.AcquireAnswer, "POST", self._ns(f"keys/{key}/acquire"), json=_body(request), seconds=limit, sent=sent
         )
         # A state without what belongs to it is as good as no answer; checked here so that nobody else has to.
         complete = {
@@ -287,9 +297,11 @@ class CacheClient:
         json: Any = None,
         seconds: float = CALL_SECONDS,
         headers: dict[str, str] | None = None,
+        sent: Callable[[], None] | None = None,
     ) -> T:
         try:
-            return wire.from_json(kind, self._json(method, path, json=json, seconds=seconds, headers=headers))
+            data = self._json(method, path, json=json, seconds=seconds, headers=headers, sent=sent)
+            return wire.from_json(kind, data)
         except ValueError as exc:
             raise ServerFault(f"the cache server's answer makes no sense: {exc}") from exc
 
@@ -301,8 +313,9 @@ class CacheClient:
         json: Any = None,
         seconds: float = CALL_SECONDS,
         headers: dict[str, str] | None = None,
+        sent: Callable[[], None] | None = None,
     ) -> Any:
-        response = self._request(method, path, json=json, seconds=seconds, headers=headers)
+        response = self._request(method, path, json=json, seconds=seconds, headers=headers, sent=sent)
         try:
             return response.json()
         except ValueError as exc:
@@ -316,12 +329,24 @@ class CacheClient:
         json: Any = None,
         seconds: float = CALL_SECONDS,
         headers: dict[str, str] | None = None,
+        sent: Callable[[], None] | None = None,
     ) -> httpx.Response:
         timeout = httpx.Timeout(seconds, connect=min(CONNECT_SECONDS, seconds))
+        told = {"trace": _when_sent(sent)} if sent is not None else None
         with _translated():
-            response = self._http.request(method, self.url + path, json=json, headers=headers, timeout=timeout)
+            response = self._http.request(
+                method, self.url + path, json=json, headers=headers, timeout=timeout, extensions=told
+            )
         _raise_for(response)
         return response
+
+
+def _when_sent(sent: Callable[[], None]) -> Callable[[str, Any], None]:
+    def trace(event: str, info: Any) -> None:
+        if event.endswith(".send_request_body.complete"):
+            sent()
+
+    return trace
 
 
 @contextmanager

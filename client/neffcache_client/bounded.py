@@ -63,10 +63,11 @@ def bounded(
     abort: threading.Event | None,
     late: Callable[[T], None] | None = None,
     interrupt: Callable[[], bool] | None = None,
+    more: Callable[[], float] | None = None,
 ) -> T:
     """The result of `call`, or what it raises.
 
-    Raises TimeIsUp after `seconds`, and within 100 ms Aborted for `abort` and Interrupted for a true `interrupt`. A
+    Raises TimeIsUp after `seconds` and what `more` then adds to it, once; and within 100 ms Aborted for `abort` and Interrupted for a true `interrupt`. A
     result that comes after that is handed to `late` in the left-behind thread, for undoing what it means.
     """
     task = _Call(call, late)
@@ -74,6 +75,9 @@ def bounded(
     deadline = None if seconds is None else time.monotonic() + seconds
     while not task.done.is_set():
         left = _LOOK_SECONDS if deadline is None else min(_LOOK_SECONDS, deadline - time.monotonic())
+        if left <= 0 and deadline is not None and more is not None:
+            deadline, more = deadline + more(), None
+            continue
         reason: Exception | None = None
         if abort is not None and abort.is_set():
             reason = Aborted()

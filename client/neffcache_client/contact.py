@@ -76,22 +76,36 @@ class Contact:
         self.lease_id = secrets.token_hex(16)
 
     def first(self, *, supersedes: str | None, retry_failed: bool) -> AcquireAnswer:
-        """One question without waiting, 2 s in all. Raises CacheUnavailable, RequestRefused or Aborted."""
-        seconds = self._patience.first_contact
+        """One question without waiting. Raises CacheUnavailable, RequestRefused or Aborted.
+
+        It has 2 s in all to reach a server. One that has taken it may need longer to answer: where 64 ranks start
+        at once on few processors, everybody's answer is late, and a compile costs minutes.
+        """
+        seconds, extra = self._patience.first_contact, self._patience.first_answer
         deadline = time.monotonic() + seconds
         request = self.request(0.0, supersedes=supersedes, retry_failed=retry_failed)
+        taken = threading.Event()
 
         def ask() -> AcquireAnswer:
             try:
-                return self.client.acquire(self.key, request, seconds=seconds)
+                return self.client.acquire(self.key, request, seconds=seconds + extra, sent=taken.set)
             except AnswerLost:
                 # The server may have granted the lease: the same question gets the same answer, if time allows.
-                return self.client.acquire(self.key, request, seconds=max(0.1, deadline - time.monotonic()))
+                taken.clear()
+                left = max(0.1, deadline - time.monotonic())
+                return self.client.acquire(self.key, request, seconds=left)
 
         try:
-            return bounded(ask, seconds=seconds, abort=self._abort, late=self._undo)
+            return bounded(
+                ask,
+                seconds=seconds,
+                abort=self._abort,
+                late=self._undo,
+                more=lambda: extra if taken.is_set() else 0.0,
+            )
         except TimeIsUp:
-            raise ServerUnreachable(f"the cache server did not answer within {seconds:g} s") from None
+            within = seconds + extra if taken.is_set() else seconds
+            raise ServerUnreachable(f"the cache server did not answer within {within:g} s") from None
 
     def wait(
         self, busy: AcquireAnswer, *, supersedes: Callable[[], str | None], interrupt: Callable[[], bool]

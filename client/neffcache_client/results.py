@@ -30,6 +30,10 @@ class CompileResult:
     log_tail: str = ""
     code: str | None = None
     """The compiler's own code, such as NCC_EOOM001."""
+    out_of_memory: bool = False
+    """The host had too little memory for it."""
+    unpublishable: str | None = None
+    """Why nobody but the caller may have the output: it may not belong to the key that was asked for."""
 
 
 @dataclass(slots=True, kw_only=True)
@@ -58,6 +62,8 @@ class Patience:
 
     first_contact: float = 2.0
     """All of it, DNS included: what a dead server may cost a job."""
+    first_answer: float = 8.0
+    """More for a server that has taken the question: one that is hung costs this once per host and half minute."""
     leader: float = TTL_SECONDS
     """For this host's leader, before the server is asked past it."""
     poll: float = MAX_WAIT_SECONDS

@@ -14,7 +14,7 @@ from support.neffs import make_neff
 VERSION = "2.23.6484.0+3b612583"
 KEY = "ab" * 32
 NEFF = make_neff()
-QUICK = Patience(first_contact=2.0, leader=0.3, poll=5.0, outage=0.5, publish=0.3, release=1.0)
+QUICK = Patience(first_contact=2.0, first_answer=1.0, leader=0.3, poll=5.0, outage=0.5, publish=0.3, release=1.0)
 
 
 class Node:

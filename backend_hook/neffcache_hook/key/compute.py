@@ -116,12 +116,8 @@ def _describe(cmd: CompileCommand, cwd: str, index_dir: str, computed: ComputedK
         index = _index(index_dir)
         graph = index.get(raw)
         if graph is None:
-            from neffcache_hook.key import spawn
-
-            os.lseek(fd, 0, os.SEEK_SET)
-            graph = spawn.canonicalise(fd, raw)
-            if graph.get("keep"):
-                index.put(raw, graph)
+            with index.one_reader(raw):
+                graph = index.get(raw) or _read_graph(fd, raw, index)
     except OSError as exc:
         raise _Uncacheable("unreadable_input") from exc
     finally:
@@ -129,6 +125,16 @@ def _describe(cmd: CompileCommand, cwd: str, index_dir: str, computed: ComputedK
     computed.about = {"ops": graph["ops"], "raw_because": graph.get("why")}
     if graph["unclear"]:
         raise _Uncacheable("unclear_kernel")
+    return graph
+
+
+def _read_graph(fd: int, raw: str, index: Index) -> dict[str, Any]:
+    from neffcache_hook.key import spawn
+
+    os.lseek(fd, 0, os.SEEK_SET)
+    graph = spawn.canonicalise(fd, raw)
+    if graph.get("keep"):
+        index.put(raw, graph)
     return graph
 
 

@@ -7,6 +7,7 @@ that is damaged or of another recipe is as good as none.
 
 from __future__ import annotations
 
+import fcntl
 import hashlib
 import json
 import os
@@ -15,6 +16,9 @@ import time
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from typing import Any
+
+PATIENCE_SECONDS = 10.0
+_LOOK_SECONDS = 0.05
 
 _FIELDS = {
     "kind": str,
@@ -50,6 +54,11 @@ class Index:
             return None
         return found if is_description(found) else None
 
+    def one_reader(self, raw_digest: str) -> OneReader:
+        """To be held while a graph is parsed: 64 ranks that meet it at once load the parsers once, not 64 times."""
+        # A fixed set of files: one per graph would stay behind for good, and removing it would split the lock.
+        return OneReader(os.path.join(self._folder, "locks", raw_digest[:2]))
+
     def put(self, raw_digest: str, found: dict[str, Any]) -> None:
         """Remember a graph; a folder that cannot be written costs the next process a parse."""
         path = self._path(raw_digest)
@@ -67,6 +76,34 @@ class Index:
                 os.unlink(temporary)
             except OSError:
                 pass
+
+
+class OneReader:
+    """A lock that is waited for for 10 s at most, and done without where there can be none."""
+
+    __slots__ = ("_fd", "_path")
+
+    def __init__(self, path: str) -> None:
+        self._path = path
+        self._fd: int | None = None
+
+    def __enter__(self) -> None:
+        from neffcache_client.host_lock import open_private
+
+        self._fd = open_private(self._path)
+        deadline = time.monotonic() + PATIENCE_SECONDS
+        while self._fd is not None and time.monotonic() < deadline:
+            try:
+                return fcntl.flock(self._fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            except BlockingIOError:
+                time.sleep(_LOOK_SECONDS)
+            except OSError:
+                return None
+        return None
+
+    def __exit__(self, *exc: object) -> None:
+        if self._fd is not None:
+            os.close(self._fd)
 
 
 def is_description(found: object) -> bool:

@@ -20,11 +20,12 @@ from neffcache_client.neff import check_neff
 from neffcache_client.node_cache import CACHE_FAULT_EXIT, CompileResult, LeaseView, NodeCache, Obtained, Patience
 from neffcache_client.results import failure_text
 
+from neffcache_hook.key.compute import compute_key
 from neffcache_hook.launcher import find
 from neffcache_hook.launcher.classify import COMPILE_ERROR, Verdict, classify
 from neffcache_hook.launcher.compilation import Compilation, Ended
 from neffcache_hook.launcher.log import complain
-from neffcache_hook.launcher.main import STOPPING_SIGNALS, Job
+from neffcache_hook.launcher.main import STOPPING_SIGNALS, Job, index_dir
 from neffcache_hook.launcher.output import Output, write_all
 from neffcache_hook.launcher.private_folder import PrivateFolder
 
@@ -111,7 +112,21 @@ class Work:
         lease.phase = "compiled"
         output.finish()
         self._result = self._judge(ended, output, folder)
+        if self._result.exit_code == 0:
+            self._result.unpublishable = self._changed_meanwhile()
         return self._result
+
+    def _changed_meanwhile(self) -> str | None:
+        """What the key was made of may have been replaced under the compiler: then nobody knows what it read."""
+        job = self.job
+        if job.identity is None or job.computed is None or job.computed.key is None:
+            return None
+        now = compute_key(
+            job.cmd, cwd=os.getcwd(), environ=job.environ, compiler=job.identity, index_dir=index_dir(job.settings)
+        )
+        if now.key == job.computed.key:
+            return None
+        return f"{job.cmd.input} or a file named with it changed while it was compiled"
 
     def _key(self) -> str | None:
         return self.job.computed.key if self.job.computed else None

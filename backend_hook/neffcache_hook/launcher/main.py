@@ -190,9 +190,14 @@ def _prepare(job: Job) -> bool:
         cwd=os.getcwd(),
         environ=job.environ,
         compiler=job.identity,
-        index_dir=os.path.join(tier, "index"),
+        index_dir=index_dir(job.settings),
     )
     return True
+
+
+def index_dir(settings: ClientSettings) -> str:
+    """Where it is remembered what a graph was found to be."""
+    return os.path.join(settings.tier_dir, "index")
 
 
 def _from_this_host(job: Job, key: str) -> bool:
