@@ -26,10 +26,9 @@ from support.leash import Leashed, free_port
 T = TypeVar("T")
 
 _TEMPLATE = "neffcache_template"
-# Nothing here has to survive a power cut, and 2 cores are all there is.
+# Nothing here has to survive a power cut (a kill it has to), and 2 cores are all there is.
 _OPTIONS = {
     "fsync": "off",
-    "synchronous_commit": "off",
     "full_page_writes": "off",
     "shared_buffers": "64MB",
     "max_connections": "200",

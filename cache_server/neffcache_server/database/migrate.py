@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import logging
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -16,8 +17,12 @@ from neffcache_server.settings import ServerSettings
 if TYPE_CHECKING:
     from alembic.config import Config
 
+_log = logging.getLogger(__name__)
+
 # Two deployments that upgrade at the same moment take turns.
 _ADVISORY_LOCK = 0x6E656666
+_TURN_TIMEOUT = "10min"
+# While a migration waits for a table, every newcomer to that table waits behind it. Rather fail, and be run again.
 _LOCK_TIMEOUT = "10s"
 
 
@@ -36,7 +41,7 @@ def upgrade(url: str) -> str:
 
 
 def is_current(url: str) -> bool:
-    """True when the database is at the newest revision. Raises SetupError."""
+    """True when the database is at the newest revision, or PostgreSQL at a newer one. Raises SetupError."""
     return bool(asyncio.run(_with_connection(url, _is_current)))
 
 
@@ -85,8 +90,9 @@ def _upgrade(connection: Connection) -> str:
     from alembic.script import ScriptDirectory
 
     if connection.dialect.name == "postgresql":
-        connection.execute(text(f"SET LOCAL lock_timeout = '{_LOCK_TIMEOUT}'"))
+        connection.execute(text(f"SET LOCAL lock_timeout = '{_TURN_TIMEOUT}'"))
         connection.execute(text(f"SELECT pg_advisory_xact_lock({_ADVISORY_LOCK})"))
+        connection.execute(text(f"SET LOCAL lock_timeout = '{_LOCK_TIMEOUT}'"))
     config = alembic_config(connection)
     command.upgrade(config, "head")
     return str(ScriptDirectory.from_config(config).get_current_head())
@@ -99,7 +105,12 @@ def _is_current(connection: Connection) -> bool:
     script = ScriptDirectory.from_config(alembic_config())
     current = MigrationContext.configure(connection).get_current_revision()
     if current is not None and current not in {revision.revision for revision in script.walk_revisions()}:
-        raise SetupError(f"the database was made by a newer version of neffcache (revision {current})")
+        if connection.dialect.name == "sqlite":
+            raise SetupError(f"the database was made by a newer version of neffcache (revision {current})")
+        # In the middle of a rolling upgrade: migrated already, this replica's turn is still to come. Migrations only
+        # add, and what they leave unused is removed a release later, so this version runs on the new schema.
+        _log.warning("the database is at revision %s, of a newer version of neffcache than this", current)
+        return True
     return current == script.get_current_head()
 
 
