@@ -308,7 +308,7 @@ def test_the_command_groups_the_variants_of_a_job(client: CacheClient, capsys: p
     for rank, (key, constant) in enumerate((("a2", "0"), ("b2", "64"), ("c2", "128"))):
         ask(client, key * 32, 0xA20 + rank, factors(str(rank)), job="llama", rank=rank)
         client.keep_summary(key * 32, wire.SummaryRequest(summary=graph(constant)))
-    ask(client, "c2" * 32, 0xA29, factors("2"), job="llama", rank=3)
+    ask(client, "c2" * 32, 0xA29, factors("2"), job="llama", rank=3)  # is told to wait
     assert main(["explain", "--job", "llama"]) == 0
     said = capsys.readouterr().out
     assert "4 ranks, 3 variants, 86 operations: differ in constant %1 of op 2 (model/train.py:31)" in said

@@ -31,7 +31,11 @@ async def explain(namespace: Namespace, key: KeyPrefix, state: AppState) -> Expl
 async def explain_job(
     namespace: Namespace, state: AppState, job: Annotated[str, Query(min_length=1, max_length=255)]
 ) -> JobExplanation:
-    """What the ranks of a job missed, in groups of near-identical graphs, and why."""
+    """What the ranks of a job missed, in groups of near-identical graphs, and why.
+
+    A graph's ranks are all that asked for it, those that came late enough for a hit too.
+    """
+    await state.recorder.flush()
     return await state.explain.explain_job(namespace, job)
 
 

@@ -14,13 +14,18 @@ from neffcache_server.explain.repository import Described, MissRow
 _MAX_NAMED = 3
 _MAX_DIFFERING = 20
 
+Rows = dict[str, list[MissRow]]
+
 
 def grouped(
     described: dict[str, Described], rows: list[MissRow], summaries: dict[str, GraphSummary]
 ) -> list[VariantGroup]:
     """One group per graph, those with most variants first; keys are together when they have the same operations
     equally often, or the same graph under other settings."""
-    made = [_group(members, rows, summaries) for members in _together(described)]
+    by_key: Rows = defaultdict(list)
+    for row in rows:
+        by_key[row.key].append(row)
+    made = [_group(members, by_key, summaries) for members in _together(described)]
     return sorted(made, key=lambda group: (-len(group.variants), -(group.ops or 0), group.variants[0].key.key))
 
 
@@ -44,7 +49,7 @@ def _together(described: dict[str, Described]) -> list[list[Described]]:
     return list(found.values())
 
 
-def _group(members: list[Described], rows: list[MissRow], summaries: dict[str, GraphSummary]) -> VariantGroup:
+def _group(members: list[Described], rows: Rows, summaries: dict[str, GraphSummary]) -> VariantGroup:
     variants = [_variant(one, rows) for one in members]
     # The variant that most ranks share is what the others are compared with.
     order = sorted(
@@ -63,8 +68,8 @@ def _group(members: list[Described], rows: list[MissRow], summaries: dict[str, G
     )
 
 
-def _variant(one: Described, rows: list[MissRow]) -> Variant:
-    mine = [row.miss for row in rows if row.key == one.known.key]
+def _variant(one: Described, rows: Rows) -> Variant:
+    mine = [row.miss for row in rows.get(one.known.key, [])]
     return Variant(
         key=one.known,
         ranks=sorted({miss.rank for miss in mine if miss.rank is not None}),

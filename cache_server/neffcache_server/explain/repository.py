@@ -15,7 +15,7 @@ from sqlalchemy import ColumnElement, delete, select, update
 
 from neffcache_server.database.dialect import upsert
 from neffcache_server.database.engine import Database, ReadConnection, WriteConnection
-from neffcache_server.database.models import entries, graphs, misses
+from neffcache_server.database.models import entries, events, graphs, misses
 from neffcache_server.explain.factors import Factors, graph_digest, settings_digest
 from neffcache_server.leases.repository import holder_of
 
@@ -179,6 +179,18 @@ class ExplainRepository:
             .limit(limit)
         )
         return [MissRow(row.key, _miss(row)) for row in await db.execute(statement)]
+
+    async def askers_of_job(self, db: ReadConnection, namespace: str, job: str, limit: int) -> list[MissRow]:
+        """Who of a job asked for what, hits too, the last ones first, as far as that is recorded."""
+        # Not grouped and not filtered by key: SQLite would then go along the index on keys, past all jobs' events.
+        statement = (
+            select(events.c.key, events.c.host, events.c.rank, events.c.at)
+            .where(events.c.namespace == namespace, events.c.job == job)
+            .order_by(events.c.at.desc())
+            .limit(limit)
+        )
+        found = [row for row in await db.execute(statement) if row.key is not None]
+        return [MissRow(row.key, Miss(host=row.host, rank=row.rank, job=job, at=row.at)) for row in found]
 
     async def purge(self, db: WriteConnection, older_than: float) -> None:
         """Forget misses and summaries older than that many seconds."""

@@ -79,7 +79,8 @@ class ExplainService:
             shown = keys[:_JOB_KEYS]
             described = await self._repo.describe(db, namespace, shown)
             summaries = await self._repo.summaries(db, namespace, shown)
-            groups = grouped(described, rows, summaries)
+            askers = await self._repo.askers_of_job(db, namespace, job, _JOB_ROWS)
+            groups = grouped(described, rows + askers, summaries)
             causes = await self._causes(db, namespace, [described[k] for k in shown if k in described], keys)
         return JobExplanation(
             job=job,

@@ -3,23 +3,20 @@
 from __future__ import annotations
 
 import argparse
-from collections import defaultdict
 from dataclasses import asdict
 
 from neffcache_client.api import CacheClient
 from neffcache_client.cli.output import instant, pairs, say, say_json, seconds, table
-from neffcache_client.cli.session import server, server_settings
+from neffcache_client.cli.session import server
 from neffcache_client.errors import SettingsError
 from neffcache_client.explanation import (
     Explanation,
     GraphDifference,
-    JobExplanation,
     KnownKey,
     Miss,
     OpPlace,
     VariantGroup,
 )
-from neffcache_client.records import read_records
 from neffcache_client.wire import MIN_KEY_PREFIX
 
 _DIGITS = 16
@@ -137,12 +134,10 @@ def _place_rows(side: str, place: OpPlace | None) -> list[tuple[str, str]]:
 
 def _job(client: CacheClient, args: argparse.Namespace) -> int:
     found = client.explain_job(args.job)
-    _add_local_ranks(found)
     if args.json:
         say_json(asdict(found))
         return 0
-    ranks = {rank for group in found.groups for variant in group.variants for rank in variant.ranks}
-    say(f"job {found.job}: {_number(max(found.ranks, len(ranks)), 'rank')} missed {_number(found.keys, 'key')}")
+    say(f"job {found.job}: {_number(found.ranks, 'rank')} missed {_number(found.keys, 'key')}")
     if found.truncated:
         say("There is more than is shown here.")
     say("what differs from the nearest key that was stored then:")
@@ -198,16 +193,3 @@ def _ranks(ranks: list[int]) -> str:
 
 def _number(count: int, what: str) -> str:
     return f"{count} {what}" if count == 1 else f"{count} {what}s"
-
-
-def _add_local_ranks(found: JobExplanation) -> None:
-    """Ranks that waited for a process of their own host never asked the server; this host's records know its own."""
-    waited: dict[str, set[int]] = defaultdict(set)
-    for record in read_records(server_settings().tier_dir):
-        if record.get("job") == found.job and record.get("verdict") in ("waited", "compiled"):
-            rank = record.get("rank")
-            if isinstance(rank, int):
-                waited[str(record.get("key"))].add(rank)
-    for group in found.groups:
-        for variant in group.variants:
-            variant.ranks = sorted({*variant.ranks, *waited[variant.key.key]})
