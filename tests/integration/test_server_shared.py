@@ -48,6 +48,12 @@ async def replica(folder: Path, clock: StoppedClock | None = None, **given: Any)
         await state.database.close()
 
 
+async def held(state: State, number: int) -> None:
+    """A lease that does not run out while a test waits: else its end would wake the waiters."""
+    assert (await acquire(state, KEY, number)).state == "leased"
+    await state.leases.heartbeat("default", lease_id(number), HeartbeatRequest())
+
+
 async def publish(state: State, number: int, data: bytes) -> None:
     digest = await upload(state, number, data)
     body = PublishRequest(sha256=digest, size=len(data), compile_seconds=1.0)
@@ -70,6 +76,11 @@ async def parked(state: State, count: int) -> list[asyncio.Task[Any]]:
     return tasks
 
 
+async def woken(waiters: list[asyncio.Task[Any]]) -> list[Any]:
+    """Their answers, well before the end of their wait would have made them look."""
+    return await asyncio.wait_for(asyncio.gather(*waiters), 15)
+
+
 def listeners(postgres: Postgres, database: str) -> list[int]:
     query = f"SELECT pid FROM pg_stat_activity WHERE datname = '{database}' AND query LIKE 'LISTEN%'"
     return [pid for (pid,) in postgres.fetch("postgres", query)]
@@ -80,10 +91,10 @@ def test_publish_on_one_replica_wakes_the_waiters_of_another(backend: Production
 
     async def run() -> None:
         async with replica(tmp_path) as first, replica(tmp_path) as second:
-            assert (await acquire(first, KEY, 1)).state == "leased"
+            await held(first, 1)
             waiters = await parked(second, 50)
             await publish(first, 1, neff("x"))
-            assert {answer.state for answer in await asyncio.gather(*waiters)} == {"hit"}
+            assert {answer.state for answer in await woken(waiters)} == {"hit"}
 
     asyncio.run(run())
 
@@ -93,13 +104,13 @@ def test_publish_during_a_break_of_the_listener_wakes_waiters_when_it_is_back(
 ) -> None:
     async def run() -> None:
         async with replica(tmp_path) as first, replica(tmp_path) as second:
-            assert (await acquire(first, KEY, 1)).state == "leased"
+            await held(first, 1)
             waiters = await parked(second, 5)
-            held = asyncio.Event()
+            mended = asyncio.Event()
             connect = second.hub._connect  # type: ignore[attr-defined]
 
             async def held_up() -> Any:
-                await held.wait()
+                await mended.wait()
                 return await connect()
 
             second.hub._connect = held_up  # type: ignore[attr-defined]
@@ -108,8 +119,8 @@ def test_publish_during_a_break_of_the_listener_wakes_waiters_when_it_is_back(
                 backend.postgres.execute("postgres", f"SELECT pg_terminate_backend({pid})")
             await publish(first, 1, neff("x"))
             assert not any(task.done() for task in waiters)
-            held.set()
-            assert {answer.state for answer in await asyncio.gather(*waiters)} == {"hit"}
+            mended.set()
+            assert {answer.state for answer in await woken(waiters)} == {"hit"}
 
     asyncio.run(run())
 
@@ -117,7 +128,7 @@ def test_publish_during_a_break_of_the_listener_wakes_waiters_when_it_is_back(
 def test_waiters_hold_no_connection(backend: Production, tmp_path: Path) -> None:
     async def run() -> None:
         async with replica(tmp_path, database_pool_size=2) as first:
-            await acquire(first, KEY, 1)
+            await held(first, 1)
             waiters = await parked(first, 100)
             query = f"SELECT count(*) FROM pg_stat_activity WHERE datname = '{backend._databases[tmp_path]}'"
             assert backend.postgres.fetch("postgres", query)[0][0] <= 3
