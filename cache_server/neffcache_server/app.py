@@ -25,6 +25,7 @@ from neffcache_server.explain.misses import MissLog
 from neffcache_server.explain.service import ExplainService
 from neffcache_server.failures.endpoints import router as failures
 from neffcache_server.failures.repository import FailureRepository
+from neffcache_server.gc.loop import collect_every
 from neffcache_server.handlers import install_handlers, problem_openapi
 from neffcache_server.health.endpoints import router as health
 from neffcache_server.kit.body_limit import BodyLimit
@@ -72,6 +73,7 @@ def create_app(settings: ServerSettings) -> FastAPI:
                 asyncio.create_task(state.recorder.forget_every(_PURGE_SECONDS)),
                 asyncio.create_task(state.leases.purge_every(_PURGE_SECONDS)),
                 asyncio.create_task(state.explain.purge_every(_PURGE_SECONDS)),
+                asyncio.create_task(collect_every(state.database, state.store, settings)),
             ]
             yield
         finally:

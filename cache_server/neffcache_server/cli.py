@@ -49,7 +49,7 @@ def run_serve(args: argparse.Namespace) -> int:
     """Serve until SIGTERM or SIGINT. Returns the exit code."""
     from neffcache_server.serve import serve
 
-    return _guarded(args, lambda settings: serve(settings, workers=args.workers, port_file=args.port_file))
+    return guarded(args, lambda settings: serve(settings, workers=args.workers, port_file=args.port_file))
 
 
 def run_db(args: argparse.Namespace) -> int:
@@ -67,10 +67,10 @@ def run_db(args: argparse.Namespace) -> int:
         print("database is up to date" if current else "database needs `neffcache db upgrade`")  # noqa: T201
         return 0 if current else 1
 
-    return _guarded(args, act)
+    return guarded(args, act)
 
 
-def _guarded(args: argparse.Namespace, act: Any) -> int:
+def guarded(args: argparse.Namespace, act: Any) -> int:
     from neffcache_server.settings import ServerSettings, load_settings
 
     given = {name: value for name, value in vars(args).items() if name in ServerSettings.model_fields}

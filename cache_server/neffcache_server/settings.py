@@ -139,6 +139,23 @@ class ServerSettings(BaseSettings):
     database_statement_seconds: float = Field(
         15.0, gt=0, description="How long a statement in PostgreSQL may take, waiting for locks included."
     )
+    gc_interval_seconds: float = Field(
+        3600.0, ge=0, description="Garbage is collected this often, by one replica; 0: by `neffcache gc` alone."
+    )
+    gc_max_bytes: int = Field(
+        0, ge=0, description="A namespace above this loses the entries unused for longest; 0: no bound."
+    )
+    gc_unused_seconds: float = Field(0.0, ge=0, description="Entries without a hit for this long go; 0: they stay.")
+    gc_age_seconds: float = Field(0.0, ge=0, description="Entries published this long ago go; 0: they stay.")
+    gc_compilers: list[str] = Field(
+        [], description='Entries made by these compiler versions go: JSON such as `["2.19.*"]`.'
+    )
+    gc_grace_seconds: float = Field(
+        7200.0,
+        ge=0,
+        description="What was stored or used within it stays, and bytes stay for it after their last entry went; "
+        "longer than a presigned URL lasts and than a compile takes to publish what it uploaded.",
+    )
     keep_leases_seconds: float = Field(
         86400.0, ge=3600, description="How long the record of an ended lease is kept, to answer repeated requests."
     )
@@ -177,6 +194,12 @@ class ServerSettings(BaseSettings):
         if value.lower() not in ("debug", "info", "warning", "error"):
             raise ValueError("must be debug, info, warning or error")
         return value.lower()
+
+    @model_validator(mode="after")
+    def _grace_outlives_urls(self) -> ServerSettings:
+        if self.gc_grace_seconds < self.s3_presign_seconds and self.effective_storage_url.startswith("s3:"):
+            raise ValueError("gc_grace_seconds must not be smaller than s3_presign_seconds")
+        return self
 
     @model_validator(mode="after")
     def _provisional_is_shorter(self) -> ServerSettings:

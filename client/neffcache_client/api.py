@@ -155,6 +155,14 @@ class CacheClient:
         """Tell what the graph of a missed key consists of."""
         self._request("POST", self._ns(f"keys/{key}/summary"), json=_body(request), seconds=seconds)
 
+    def pin_entry(self, key: str, pinned: bool) -> None:
+        """Keep an entry from garbage collection, or not any more."""
+        self._request("PUT" if pinned else "DELETE", self._ns(f"entries/{key}/pin"))
+
+    def quarantine_entry(self, key: str) -> None:
+        """Serve an entry to nobody any more."""
+        self._request("PUT", self._ns(f"entries/{key}/quarantine"))
+
     def failures(self) -> list[dict[str, Any]]:
         """Stored failures, each a Failure's fields and its key."""
         data = self._json("GET", self._ns("failures"))

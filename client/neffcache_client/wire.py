@@ -311,6 +311,7 @@ class Entry:
     last_hit_at: float | None = None
     holder: Holder | None = None
     factors: dict[str, Any] | None = None
+    pinned: bool = False
 
 
 @dataclass(slots=True, kw_only=True)

@@ -58,6 +58,9 @@ TABLE: dict[tuple[str, str], str] = {
     ("DELETE", f"{NS}/entries/{{key}}"): "admin",
     ("GET", f"{NS}/entries/{{key}}/explain"): "read",
     ("GET", f"{NS}/explain"): "read",
+    ("PUT", f"{NS}/entries/{{key}}/pin"): "admin",
+    ("DELETE", f"{NS}/entries/{{key}}/pin"): "admin",
+    ("PUT", f"{NS}/entries/{{key}}/quarantine"): "admin",
     ("GET", f"{NS}/failures"): "read",
     ("DELETE", f"{NS}/failures/{{key}}"): "write",
 }

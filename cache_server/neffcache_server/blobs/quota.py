@@ -21,7 +21,7 @@ async def check_quota(
     if not quota:
         return
     others = select(func.coalesce(func.sum(blobs.c.size), 0)).where(
-        blobs.c.namespace == namespace, blobs.c.sha256 != sha256
+        blobs.c.namespace == namespace, blobs.c.sha256 != sha256, blobs.c.doomed_at.is_(None)
     )
     async with database.read() as db:
         held = int((await db.execute(others)).scalar_one())

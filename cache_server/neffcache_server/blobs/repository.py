@@ -30,6 +30,7 @@ class BlobRepository:
             "compiler_version": blob.compiler_version,
             "target": blob.target,
             "stored_at": self._clock.now(),
+            "doomed_at": None,
         }
         await db.execute(
             upsert(self._dialect, blobs)

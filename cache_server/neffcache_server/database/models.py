@@ -18,6 +18,7 @@ from sqlalchemy import (
     String,
     Table,
     Text,
+    false,
     text,
 )
 
@@ -72,6 +73,8 @@ entries = Table(
     Column("hits", BigInteger, nullable=False, server_default="0"),
     Column("last_hit_at", Double),
     Column("factors", Text),
+    # Garbage collection leaves it alone.
+    Column("pinned", Boolean, nullable=False, server_default=false()),
     CheckConstraint("state IN ('absent', 'present', 'missing', 'quarantined')", name="state"),
     CheckConstraint(
         "state = 'absent' OR (sha256 IS NOT NULL AND size IS NOT NULL AND created_at IS NOT NULL)", name="artifact"
@@ -154,6 +157,14 @@ blobs = Table(
     Column("compiler_version", String(255)),
     Column("target", String(255)),
     Column("stored_at", Double, nullable=False),
+    # When garbage collection found that nothing refers to it; the bytes go a grace later.
+    Column("doomed_at", Double),
+    Index(
+        "ix_blobs_doomed_at",
+        "doomed_at",
+        sqlite_where=text("doomed_at IS NOT NULL"),
+        postgresql_where=text("doomed_at IS NOT NULL"),
+    ),
 )
 
 uploads = Table(
@@ -232,6 +243,14 @@ graphs = Table(
     Index("ix_graphs_ir_ops", "namespace", "ir_ops"),
     Index("ix_graphs_settings", "namespace", "settings", "seen_at"),
     Index("ix_graphs_described_at", "described_at"),
+)
+
+# What one replica does for all of them, and when it is due next.
+chores = Table(
+    "chores",
+    metadata,
+    Column("name", String(32), primary_key=True),
+    Column("next_at", Double, nullable=False),
 )
 
 tokens = Table(

@@ -54,6 +54,37 @@ async def delete_entry(namespace: Namespace, key: Key, state: AppState) -> None:
     await state.hub.announce((namespace, key))
 
 
+@router.put("/{key}/pin", status_code=204, responses=documented(EntryUnknown))
+@require("admin")
+async def pin_entry(namespace: Namespace, key: Key, state: AppState) -> None:
+    """Keep a key's artifact from garbage collection. May be repeated."""
+    async with state.database.write() as db:
+        if not await state.entries.pin(db, namespace, key, True):
+            raise EntryUnknown
+
+
+@router.delete("/{key}/pin", status_code=204, responses=documented(EntryUnknown))
+@require("admin")
+async def unpin_entry(namespace: Namespace, key: Key, state: AppState) -> None:
+    """Let garbage collection have it again. May be repeated."""
+    async with state.database.write() as db:
+        if not await state.entries.pin(db, namespace, key, False):
+            raise EntryUnknown
+
+
+@router.put("/{key}/quarantine", status_code=204, responses=documented(EntryUnknown))
+@require("admin")
+async def quarantine_entry(namespace: Namespace, key: Key, state: AppState) -> None:
+    """Serve a key's artifact to nobody any more: the next rank that asks compiles, and its result replaces it.
+
+    Hosts that have the artifact in their local folder keep it. May be repeated.
+    """
+    async with state.database.write() as db:
+        if not await state.entries.quarantine(db, namespace, key):
+            raise EntryUnknown
+    await state.hub.announce((namespace, key))
+
+
 def _cursor(after: str | None) -> tuple[float, str] | None:
     if after is None:
         return None

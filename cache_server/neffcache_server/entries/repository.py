@@ -12,7 +12,7 @@ from neffcache_server.database.engine import Database, ReadConnection, WriteConn
 from neffcache_server.database.models import blobs, entries, leases, tickets, uploads
 from neffcache_server.leases.repository import ARTIFACT_COLUMNS, artifact_of, holder_of
 
-_CLEARED = dict.fromkeys(
+CLEARED = dict.fromkeys(
     (
         "sha256",
         "size",
@@ -86,8 +86,18 @@ class EntryRepository:
         chosen = (entries.c.namespace == namespace) & (entries.c.key == key) & (entries.c.state != "absent")
         sha256: str | None = (await db.execute(select(entries.c.sha256).where(chosen))).scalar_one_or_none()
         if sha256 is not None:
-            await db.execute(update(entries).where(chosen).values(state="absent", hits=0, **_CLEARED))
+            await db.execute(update(entries).where(chosen).values(state="absent", hits=0, pinned=False, **CLEARED))
         return sha256
+
+    async def pin(self, db: WriteConnection, namespace: str, key: str, pinned: bool) -> bool:
+        """Keep an entry from garbage collection, or not any more. False when there is none."""
+        chosen = (entries.c.namespace == namespace) & (entries.c.key == key) & (entries.c.state != "absent")
+        return (await db.execute(update(entries).where(chosen).values(pinned=pinned))).rowcount > 0
+
+    async def quarantine(self, db: WriteConnection, namespace: str, key: str) -> bool:
+        """Serve an entry to nobody any more; the next publish replaces it. False when there is none."""
+        chosen = (entries.c.namespace == namespace) & (entries.c.key == key) & (entries.c.state != "absent")
+        return (await db.execute(update(entries).where(chosen).values(state="quarantined"))).rowcount > 0
 
     async def forget_blob(self, db: WriteConnection, namespace: str, sha256: str) -> bool:
         """Remove a blob's row if no entry serves it and no running lease has uploaded it. True: the object may go."""
@@ -153,4 +163,5 @@ def _entry(row: Any) -> Entry:
         hits=row.hits,
         last_hit_at=row.last_hit_at,
         holder=holder_of(row),
+        pinned=bool(row.pinned),
     )

@@ -32,6 +32,15 @@ class StoredBlob(NamedTuple):
     sha256: str | None
 
 
+class StoredObject(NamedTuple):
+    """A blob as the store lists it; `modified_at` is by the store's clock."""
+
+    namespace: str
+    sha256: str
+    size: int
+    modified_at: float
+
+
 class BlobReader(Protocol):
     """An opened blob: stays readable even when the blob is removed."""
 
@@ -73,6 +82,9 @@ class BlobStore(Protocol):
 
     async def delete(self, namespace: str, sha256: str) -> None:
         """Remove a blob; no error when it is not there."""
+
+    def listing(self) -> AsyncIterator[StoredObject]:
+        """Every blob that is there. What does not look like one of ours is passed over."""
 
     async def check(self) -> None:
         """Raises StorageUnavailable, saying why, when blobs can be neither read nor written."""

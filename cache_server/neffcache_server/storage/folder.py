@@ -11,10 +11,10 @@ from pathlib import Path
 from typing import TypeVar
 
 from anyio import to_thread
-from neffcache_client.wire import UploadAnswer
+from neffcache_client.wire import UploadAnswer, check_key
 
 from neffcache_server.problems import SetupError, StorageUnavailable
-from neffcache_server.storage.base import BlobNotFound, StoredBlob
+from neffcache_server.storage.base import BlobNotFound, StoredBlob, StoredObject
 
 T = TypeVar("T")
 
@@ -89,6 +89,12 @@ class FolderStore:
         except BlobNotFound:
             return
 
+    async def listing(self) -> AsyncIterator[StoredObject]:
+        for namespace in await _in_thread(_folders, self._root):
+            for folder in await _in_thread(_folders, self._root / namespace):
+                for found in await _in_thread(_objects, self._root / namespace / folder, namespace):
+                    yield found
+
     async def check(self) -> None:
         await _in_thread(_probe, self.staging)
 
@@ -119,6 +125,25 @@ def _place(file: Path, target: Path) -> None:
         _sync_folder(target.parent)
     except FileNotFoundError as exc:
         raise StorageUnavailable("the cache's blob folder was removed while it was in use") from exc
+
+
+def _folders(folder: Path) -> list[str]:
+    try:
+        return sorted(e.name for e in os.scandir(folder) if e.is_dir(follow_symlinks=False) and e.name[0] != ".")
+    except FileNotFoundError:
+        return []
+
+
+def _objects(folder: Path, namespace: str) -> list[StoredObject]:
+    found = []
+    for entry in os.scandir(folder):
+        try:
+            check_key(entry.name)
+            seen = entry.stat(follow_symlinks=False)
+        except (ValueError, FileNotFoundError):
+            continue
+        found.append(StoredObject(namespace, entry.name, seen.st_size, seen.st_mtime))
+    return found
 
 
 def _sync_folder(folder: Path) -> None:

@@ -16,12 +16,12 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 from anyio import CapacityLimiter, to_thread
-from neffcache_client.wire import UploadAnswer
+from neffcache_client.wire import UploadAnswer, check_key, check_namespace
 
 from neffcache_server.kit.shared_read import SharedRead
 from neffcache_server.problems import SetupError
 from neffcache_server.settings import ServerSettings
-from neffcache_server.storage.base import BlobNotFound, StorageMisconfigured, StoredBlob
+from neffcache_server.storage.base import BlobNotFound, StorageMisconfigured, StoredBlob, StoredObject
 from neffcache_server.storage.s3_client import S3Clients, no_bucket, parse_s3_url, translated
 
 T = TypeVar("T")
@@ -142,6 +142,22 @@ class S3Store:
 
     async def delete(self, namespace: str, sha256: str) -> None:
         await self._run(lambda client: client.delete_object(**self._object(namespace, sha256)))
+
+    async def listing(self) -> AsyncIterator[StoredObject]:
+        asked: dict[str, str] = {"Bucket": self._bucket.name, "Prefix": self._bucket.prefix}
+        while True:
+            page = await self._run(lambda client: client.list_objects_v2(**asked))
+            for entry in page.get("Contents", ()):
+                namespace, _, sha256 = entry["Key"].removeprefix(self._bucket.prefix).partition("/")
+                try:
+                    check_namespace(namespace)
+                    check_key(sha256)
+                except ValueError:
+                    continue
+                yield StoredObject(namespace, sha256, int(entry["Size"]), entry["LastModified"].timestamp())
+            if not page.get("IsTruncated"):
+                return
+            asked["ContinuationToken"] = page["NextContinuationToken"]
 
     async def check(self) -> None:
         await self._run(self._require_bucket)

@@ -1,4 +1,4 @@
-"""`neffcache entries ls|show|rm`: what the server has."""
+"""`neffcache entries ls|show|rm|pin|unpin|quarantine`: what the server has."""
 
 from __future__ import annotations
 
@@ -10,6 +10,8 @@ from dataclasses import asdict
 from neffcache_client.api import CacheClient
 from neffcache_client.cli.output import instant, pairs, say, say_json, seconds, size, table
 from neffcache_client.cli.session import check_key, server, the_one
+from neffcache_client.cli.token import duration
+from neffcache_client.errors import SettingsError
 from neffcache_client.wire import Entry
 
 _PAGE = 100
@@ -22,21 +24,32 @@ def register(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) ->
     parser = subparsers.add_parser(
         "entries", help="list, show or remove what the server has", description="Published NEFFs of the namespace."
     )
-    actions = parser.add_subparsers(dest="action", required=True, metavar="ls|show|rm")
+    actions = parser.add_subparsers(dest="action", required=True, metavar="ls|show|rm|pin|unpin|quarantine")
     ls = actions.add_parser("ls", help="newest first")
     ls.add_argument("--limit", type=_positive, default=50, metavar="N", help="at most N (default: %(default)s)")
     show = actions.add_parser("show", help="one entry, with what its key was made of")
     rm = actions.add_parser("rm", help="remove an entry; the next rank that needs it compiles")
-    for sub in (show, rm):
+    pin = actions.add_parser("pin", help="keep an entry from garbage collection")
+    unpin = actions.add_parser("unpin", help="let garbage collection have it again")
+    quarantine = actions.add_parser(
+        "quarantine", help="serve entries to nobody any more; the next rank that needs one compiles and replaces it"
+    )
+    quarantine.add_argument("key", nargs="?", help="the key, or enough of its first digits")
+    quarantine.add_argument("--host", metavar="NAME", help="everything that this host compiled")
+    quarantine.add_argument("--since", type=duration, metavar="2d", help="with --host: published within it")
+    for sub in (show, rm, pin, unpin):
         sub.add_argument("key", help="the key, or enough of its first digits")
-    for sub in (ls, show, rm):
+    for sub in (ls, show, rm, pin, unpin, quarantine):
         sub.add_argument("--json", action="store_true", help="for machines")
 
 
 def run(args: argparse.Namespace) -> int:
     """Do the action."""
+    if args.action == "quarantine" and bool(args.key) == bool(args.host):
+        raise SettingsError("name one key, or a host with --host")
+    actions = {"ls": _ls, "show": _show, "rm": _rm, "pin": _pin, "unpin": _pin, "quarantine": _quarantine}
     with server() as client:
-        return {"ls": _ls, "show": _show, "rm": _rm}[args.action](client, args)
+        return actions[args.action](client, args)
 
 
 def _ls(client: CacheClient, args: argparse.Namespace) -> int:
@@ -69,7 +82,7 @@ def _show(client: CacheClient, args: argparse.Namespace) -> int:
     holder = entry.holder
     rows = [
         ("key", entry.key),
-        ("state", entry.state),
+        ("state", entry.state + (", pinned" if entry.pinned else "")),
         ("compiler version", entry.compiler_version or "-"),
         ("target", entry.target or "-"),
         ("size", f"{size(entry.size)} ({entry.size} bytes)"),
@@ -100,16 +113,50 @@ def _rm(client: CacheClient, args: argparse.Namespace) -> int:
     return 0
 
 
+def _pin(client: CacheClient, args: argparse.Namespace) -> int:
+    key = _resolve(client, args.key)
+    client.pin_entry(key, args.action == "pin")
+    if args.json:
+        say_json({"key": key, "pinned": args.action == "pin"})
+    else:
+        say(f"{args.action}ned {key}")
+    return 0
+
+
+def _quarantine(client: CacheClient, args: argparse.Namespace) -> int:
+    keys = [_resolve(client, args.key)] if args.key else _made_by(client, args.host, args.since)
+    for key in keys:
+        client.quarantine_entry(key)
+    if args.json:
+        say_json({"quarantined": keys})
+    else:
+        say("\n".join(f"quarantined {key}" for key in keys) or f"nothing was compiled by {args.host}")
+    return 0
+
+
+def _made_by(client: CacheClient, host: str, seconds: float | None) -> list[str]:
+    since = client.whoami().now - seconds if seconds is not None else 0.0
+    return [
+        e.key
+        for e in _all_entries(client)
+        if e.holder is not None and e.holder.host == host and e.created_at >= since and e.state != "quarantined"
+    ]
+
+
 def _resolve(client: CacheClient, text: str) -> str:
     key = check_key(text)
     return key if len(key) == 64 else the_one(key, _all_keys(client), "entry")
 
 
 def _all_keys(client: CacheClient) -> Iterator[str]:
+    return (e.key for e in _all_entries(client))
+
+
+def _all_entries(client: CacheClient) -> Iterator[Entry]:
     after: str | None = None
     while True:
         page = client.entries(limit=_PAGE, after=after)
-        yield from (e.key for e in page.entries)
+        yield from page.entries
         after = page.next
         if after is None:
             return

@@ -45,6 +45,9 @@ COMMANDS: dict[str, Command] = {
         run="run_db",
         extra="server",
     ),
+    "gc": Command(
+        "neffcache_server.gc.command", "remove old entries and bytes that nothing refers to", extra="server"
+    ),
     "demo": Command(
         "neffcache_hook.demo.command", "simulated ranks on this machine, with and without the cache", extra="demo"
     ),
