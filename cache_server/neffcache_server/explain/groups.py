@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections import defaultdict
+from dataclasses import replace
 
 from neffcache_client.explanation import OpPlace, Variant, VariantGroup
 from neffcache_client.graph_summary import GraphSummary
@@ -71,7 +72,7 @@ def _group(members: list[Described], rows: Rows, summaries: dict[str, GraphSumma
 def _variant(one: Described, rows: Rows) -> Variant:
     mine = [row.miss for row in rows.get(one.known.key, [])]
     return Variant(
-        key=one.known,
+        key=replace(one.known, factors=None),
         ranks=sorted({miss.rank for miss in mine if miss.rank is not None}),
         hosts=sorted({miss.host for miss in mine}),
     )

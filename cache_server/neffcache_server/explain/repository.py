@@ -9,7 +9,6 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from neffcache_client.explanation import KnownKey, Miss
-from neffcache_client.graph_summary import GraphSummary, decode
 from neffcache_client.wire import Holder
 from sqlalchemy import ColumnElement, delete, select, update
 
@@ -69,12 +68,10 @@ class ExplainRepository:
         }
         await db.execute(upsert(self._dialect, graphs).values(row).on_conflict_do_nothing())
 
-    async def keep_summary(self, db: WriteConnection, namespace: str, key: str, text: str) -> bool:
-        """Keep the summary of a known key's graph, the first one that comes. False when the key is not known.
-
-        Raises ValueError for a text that is no summary.
-        """
-        counts = decode(text).counts
+    async def keep_summary(
+        self, db: WriteConnection, namespace: str, key: str, text: str, counts: dict[str, int]
+    ) -> bool:
+        """Keep the summary of a known key's graph and its op counts, the first that come. False: no such key."""
         where = (graphs.c.namespace == namespace) & (graphs.c.key == key)
         if (await db.execute(select(graphs.c.key).where(where))).one_or_none() is None:
             return False
@@ -153,12 +150,12 @@ class ExplainRepository:
         statement = select(graphs.c.key).where(graphs.c.namespace == namespace, where)
         return set((await db.execute(statement.order_by(order).limit(_PER_INDEX))).scalars())
 
-    async def summaries(self, db: ReadConnection, namespace: str, keys: Collection[str]) -> dict[str, GraphSummary]:
-        """The summaries of those keys that have one."""
+    async def summaries(self, db: ReadConnection, namespace: str, keys: Collection[str]) -> dict[str, str]:
+        """The encoded summaries of those keys that have one."""
         statement = select(graphs.c.key, graphs.c.summary).where(
             graphs.c.namespace == namespace, graphs.c.key.in_(keys), graphs.c.summary.is_not(None)
         )
-        return {row.key: decode(row.summary) for row in await db.execute(statement)} if keys else {}
+        return {row.key: row.summary for row in await db.execute(statement)} if keys else {}
 
     async def misses_of_key(self, db: ReadConnection, namespace: str, key: str, limit: int) -> list[Miss]:
         """Who missed a key, the last one first."""

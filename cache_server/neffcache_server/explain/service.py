@@ -7,7 +7,9 @@ import contextlib
 from collections import defaultdict
 from collections.abc import Collection
 
-from neffcache_client.explanation import Cause, Explanation, JobExplanation
+from anyio import to_thread
+from neffcache_client.explanation import Cause, Explanation, GraphDifference, JobExplanation
+from neffcache_client.graph_summary import GraphSummary, decode
 
 from neffcache_server.database.engine import Database, ReadConnection
 from neffcache_server.explain import graphs
@@ -36,11 +38,12 @@ class ExplainService:
 
     async def keep_summary(self, namespace: str, key: str, text: str) -> None:
         """Keep a graph's summary. Raises KeyUnknown, InvalidRequest."""
+        try:
+            summary = await to_thread.run_sync(decode, text)
+        except ValueError as exc:
+            raise InvalidRequest(f"summary: {exc}") from exc
         async with self._db.write() as db:
-            try:
-                known = await self._repo.keep_summary(db, namespace, key, text)
-            except ValueError as exc:
-                raise InvalidRequest(f"summary: {exc}") from exc
+            known = await self._repo.keep_summary(db, namespace, key, text, summary.counts)
         if not known:
             raise KeyUnknown
 
@@ -57,8 +60,8 @@ class ExplainService:
             other = nearest.described.known
             graph = None
             if not nearest.same_graph:
-                summaries = await self._repo.summaries(db, namespace, [key, other.key])
-                graph = graphs.compare(summaries.get(key), summaries.get(other.key))
+                texts = await self._repo.summaries(db, namespace, [key, other.key])
+                graph = await to_thread.run_sync(_compared, texts, key, other.key)
         return Explanation(
             key=asked.known,
             text=sentence(nearest, graph),
@@ -78,9 +81,9 @@ class ExplainService:
             keys = list(dict.fromkeys(row.key for row in rows))
             shown = keys[:_JOB_KEYS]
             described = await self._repo.describe(db, namespace, shown)
-            summaries = await self._repo.summaries(db, namespace, shown)
+            texts = await self._repo.summaries(db, namespace, shown)
             askers = await self._repo.askers_of_job(db, namespace, job, _JOB_ROWS)
-            groups = grouped(described, rows + askers, summaries)
+            groups = await to_thread.run_sync(lambda: grouped(described, rows + askers, _decoded(texts)))
             causes = await self._causes(db, namespace, [described[k] for k in shown if k in described], keys)
         return JobExplanation(
             job=job,
@@ -118,7 +121,9 @@ class ExplainService:
         best = ranked(asked, [one for one in others.values() if one.factors])[:_LOOKED_INTO]
         if len(best) > 1 and not best[0].same_graph:
             keys = [asked.known.key, *(one.described.known.key for one in best)]
-            best = refined(asked, best, await self._repo.summaries(db, namespace, keys))
+            texts = await self._repo.summaries(db, namespace, keys)
+            near = best
+            best = await to_thread.run_sync(lambda: refined(asked, near, _decoded(texts)))
         return best[0] if best else None
 
     async def _causes(
@@ -133,3 +138,20 @@ class ExplainService:
             found[cause(nearest, None)].append(one.known.key)
         causes = [Cause(text=text, keys=keys) for text, keys in found.items()]
         return sorted(causes, key=lambda one: (-len(one.keys), one.text))
+
+
+# Thousands of operations are decoded and compared in threads: leases must not wait for an explanation.
+
+
+def _decoded(texts: dict[str, str]) -> dict[str, GraphSummary]:
+    found = {}
+    for key, text in texts.items():
+        # One of a later version, after a downgrade, is as good as none.
+        with contextlib.suppress(ValueError):
+            found[key] = decode(text)
+    return found
+
+
+def _compared(texts: dict[str, str], here: str, there: str) -> GraphDifference:
+    summaries = _decoded(texts)
+    return graphs.compare(summaries.get(here), summaries.get(there))
