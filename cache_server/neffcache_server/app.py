@@ -16,6 +16,7 @@ from neffcache_server.auth.requirement import authorise
 from neffcache_server.blobs.endpoints import router as blobs
 from neffcache_server.blobs.presigned import PresignedUploads
 from neffcache_server.blobs.service import BlobService
+from neffcache_server.dashboard.endpoints import router as dashboard
 from neffcache_server.database.clock import DatabaseClock
 from neffcache_server.database.engine import open_database
 from neffcache_server.entries.endpoints import router as entries
@@ -85,7 +86,7 @@ def create_app(settings: ServerSettings) -> FastAPI:
         description="Distributed compilation cache for AWS Trainium. Errors are RFC 9457 problem documents.",
         lifespan=lifespan,
     )
-    routers = (leases, blobs, entries, explain, failures, stats, recording, health, auth)
+    routers = (leases, blobs, entries, explain, failures, stats, recording, health, auth, dashboard)
     for router in routers:
         app.include_router(router, dependencies=[Depends(authorise)])
     app.add_middleware(BodyLimit, limit=_MAX_JSON_BYTES)
