@@ -67,7 +67,9 @@ def bounded(
 ) -> T:
     """The result of `call`, or what it raises.
 
-    Raises TimeIsUp after `seconds` and what `more` then adds to it, once; and within 100 ms Aborted for `abort` and Interrupted for a true `interrupt`. A
+    `more` may add to `seconds` once they are over.
+
+    Raises TimeIsUp after that, and within 100 ms Aborted for `abort` and Interrupted for a true `interrupt`. A
     result that comes after that is handed to `late` in the left-behind thread, for undoing what it means.
     """
     task = _Call(call, late)

@@ -63,6 +63,9 @@ class Contact:
         self._factors = factors
         self._holder = this_holder(settings)
         self._can_compile = settings.mode == "readwrite"
+        self.may_compile = True
+        """False while this host has no room for another compile: then the question is for a result only."""
+        self.poll = patience.poll
         self._abort = abort
         self._patience = patience
         self._log = log
@@ -121,7 +124,7 @@ class Contact:
         trouble_since: float | None = None
         tries = 0
         while True:
-            request = self.request(self._patience.poll, supersedes=supersedes())
+            request = self.request(self.poll, supersedes=supersedes())
             asked = time.monotonic()
             try:
                 answer = bounded(
@@ -164,7 +167,7 @@ class Contact:
             holder=self._holder,
             factors=self._factors,
             wait_seconds=wait,
-            can_compile=self._can_compile,
+            can_compile=self._can_compile and self.may_compile,
             supersedes=supersedes,
             retry_failed=retry_failed,
         )

@@ -30,6 +30,7 @@ from neffcache_client.local_tier import LocalTier, describe, place, unique
 from neffcache_client.neff import NeffInfo
 from neffcache_client.publishing import Publisher, Warn, report_failure
 from neffcache_client.results import CACHE_FAULT_EXIT, CompileResult, Obtained, Patience, failure_text
+from neffcache_client.room import Room
 from neffcache_client.settings import ClientSettings
 from neffcache_client.summary_sender import Summarise, SummarySender
 from neffcache_client.transfer import fetch
@@ -43,6 +44,8 @@ if TYPE_CHECKING:
 Compile = Callable[[LeaseView], CompileResult]
 _MAX_COMPILES = 3
 _DYING_SECONDS = 1.0
+_ELSEWHERE_SECONDS = 4.0
+"""After the second compile that this host has too little memory for: so long another host may take it over."""
 
 
 class Errand:
@@ -61,6 +64,7 @@ class Errand:
         expect_version: str | None,
         expect_target: str | None,
         retry_failed: bool,
+        graph_bytes: int | None,
         summarise: Summarise | None,
         abort: threading.Event,
         log: Callable[[str], None],
@@ -69,6 +73,8 @@ class Errand:
     ) -> None:
         self.waited_seconds = 0.0
         self.compile_seconds: float | None = None
+        self.cpu_seconds: float | None = None
+        self.peak_rss_bytes: int | None = None
         self.corrupt = 0
         self._settings = settings
         self._tier = tier
@@ -79,6 +85,8 @@ class Errand:
         self._compile_callable = compile
         self._expect = {"expect_version": expect_version, "expect_target": expect_target}
         self._retry_failed = retry_failed
+        self._room = Room(settings, key, graph_bytes)
+        self._give_up_at: float | None = None
         self._summarise = summarise
         self._summary: SummarySender | None = None
         self._abort = abort
@@ -108,6 +116,7 @@ class Errand:
         finally:
             # A lease that may live on keeps its record: the next leader supersedes it once this process is gone.
             self._lock.release(clean=not self._may_be_leased)
+            self._room.leave()
             if self._summary is not None and not self._abort.is_set():
                 self._summary.finish()
             if self._client is not None:
@@ -214,9 +223,20 @@ class Errand:
         # Written down before it is asked for: a death from here on leaves a name to supersede.
         self._lock.write(self._contact.lease_id)
         self._may_be_leased = True
+        self._contact.may_compile = self._give_up_at is None and (
+            self._settings.mode != "readwrite" or self._room.enter()
+        )
         answer = self._contact.first(supersedes=dead, retry_failed=retry_failed)
         self._may_be_leased = answer.state in ("leased", "busy")
+        if answer.state != "leased":
+            self._room.give_up_unused()
         return answer
+
+    def _room_came(self) -> bool:
+        if not self._room.came():
+            return False
+        self._contact.may_compile = True
+        return True
 
     def _follow(self, answer: AcquireAnswer) -> Obtained:
         blob_missing = 0
@@ -231,15 +251,22 @@ class Errand:
                     return self._fallback(reason, "the artifact on the server cannot be used")
                 next_answer = self._again()
             elif answer.state == "leased":
-                done = self._compile_leased()
-                if done is not None:
-                    return done
+                if self._room.keeps_lease(answer):
+                    done = self._compile_leased()
+                    if done is not None:
+                        return done
+                else:
+                    self._log(f"no room on this host to compile {self._key[:12]} now: waiting for it, or for others")
+                    self._may_be_leased = not self._contact.release()
                 next_answer = self._again()
             elif answer.state == "failed" and answer.failure is not None:
                 return self._failed(answer)
             else:
                 if self._settings.mode != "readwrite" and answer.holder is None:
                     return self._nobody_compiles()
+                if self._given_up(answer):
+                    assert self._last is not None
+                    return self._own_failure(self._last, "out_of_memory", counted=True)
                 next_answer = self._wait(answer)
             if isinstance(next_answer, Obtained):
                 return next_answer
@@ -266,13 +293,20 @@ class Errand:
             return dead
 
         try:
-            return self._contact.wait(busy, supersedes=supersedes, interrupt=self._lock.arrived)
+            answer = self._contact.wait(
+                busy, supersedes=supersedes, interrupt=lambda: self._lock.arrived() or self._room_came()
+            )
         except OutageTooLong as exc:
+            if self._give_up_at is not None and self._last is not None:
+                return self._own_failure(self._last, "out_of_memory")
             return self._compile_while_asking(str(exc))
         except RequestRefused as exc:
             return self._fallback("refused", str(exc))
         finally:
             self.waited_seconds += time.monotonic() - began
+        if answer.state != "leased":
+            self._room.give_up_unused()
+        return answer
 
     def _failed(self, answer: AcquireAnswer) -> Obtained:
         failure = answer.failure
@@ -335,13 +369,22 @@ class Errand:
     # A compile
 
     def _compile(self, view: LeaseView) -> CompileResult:
+        self._room.wait(view, self._abort)
         self._compiles += 1
-        result = self._compile_callable(view)
+        try:
+            result = self._compile_callable(view)
+        finally:
+            self._room.leave()
         self.compile_seconds = (self.compile_seconds or 0.0) + result.seconds
         if self._abort.is_set():
             raise Aborted
+        self.cpu_seconds, self.peak_rss_bytes = result.cpu_seconds, result.peak_rss_bytes
+        self._room.learn(result)
         self._last = result
         return result
+
+    def _given_up(self, answer: AcquireAnswer) -> bool:
+        return self._give_up_at is not None and answer.holder is None and time.monotonic() > self._give_up_at
 
     def _compile_leased(self) -> Obtained | None:
         """Compile under the lease; None when the lease went back and this process asks like any other."""
@@ -388,6 +431,11 @@ class Errand:
         self._may_be_leased = False
         if result.kind == "deterministic" or self._compiles >= _MAX_COMPILES:
             return self._own_failure(result, result.kind, counted=True)
+        if self._room.starved > 1:
+            self._log("this host has too little memory for the compile, twice: leaving it to another host")
+            self._give_up_at = time.monotonic() + _ELSEWHERE_SECONDS - 1.0
+            self._contact.poll = _ELSEWHERE_SECONDS
+            return None
         self._log(f"the compile ended with {result.exit_code} for no reason of its own; asking again")
         return None
 

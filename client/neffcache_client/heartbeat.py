@@ -24,10 +24,18 @@ class LeaseView:
     """What the compiler is doing, at most 64 characters."""
     rss_bytes: int | None = None
     """Memory of the compiler's process tree."""
+    told: Callable[[int], None] | None = None
+    """Is told the same."""
     lost: bool = False
     """Another holder has the lease: the result will serve this job alone."""
     not_needed: threading.Event = field(default_factory=threading.Event)
     """Set when the NEFF arrived from elsewhere: the compiler may be ended, its result is not used."""
+
+    def tell(self, rss_bytes: int) -> None:
+        """The compiler's process tree takes so much memory at present."""
+        self.rss_bytes = rss_bytes
+        if self.told is not None:
+            self.told(rss_bytes)
 
 
 class Heart:

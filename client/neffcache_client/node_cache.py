@@ -51,13 +51,15 @@ class NodeCache:
         expect_version: str | None,
         expect_target: str | None,
         retry_failed: bool = False,
+        graph_bytes: int | None = None,
         summarise: Summarise | None = None,
     ) -> Obtained:
         """Put the NEFF of `key` at `output`, compiling it if it is this process's turn, and record the verdict.
 
         `compile` may be called up to three times (a compile that died for no reason of its own is tried again where
         nobody else does). Raises Aborted soon after `abort` is set, with the lease released; LocalTierError when
-        `output` cannot be written; and whatever `compile` raises. `summarise` is called on a miss only, in a thread
+        `output` cannot be written; and whatever `compile` raises. `graph_bytes` is the size of the compiler's input,
+        from which the memory of a first compile is guessed. `summarise` is called on a miss only, in a thread
         of its own: it describes the graph for `neffcache explain`.
         """
         errand = Errand(
@@ -71,6 +73,7 @@ class NodeCache:
             expect_version=expect_version,
             expect_target=expect_target,
             retry_failed=retry_failed,
+            graph_bytes=graph_bytes,
             summarise=summarise,
             abort=self._abort,
             log=self._log,
@@ -104,6 +107,8 @@ class NodeCache:
             seconds=round(time.monotonic() - began, 3),
             waited_seconds=round(errand.waited_seconds, 3),
             compile_seconds=errand.compile_seconds,
+            cpu_seconds=errand.cpu_seconds,
+            peak_rss_bytes=errand.peak_rss_bytes,
             corrupt=errand.corrupt or None,
             job=self._settings.job,
             rank=self._settings.rank,

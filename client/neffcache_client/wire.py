@@ -169,6 +169,10 @@ class AcquireAnswer:
     eta_seconds: float | None = None
     retry_after_seconds: float | None = None
     """With `busy` and no holder: nobody compiles, but this caller has to wait (a yield after a failure)."""
+    usual_seconds: float | None = None
+    """With `leased`: how long this key took when it was last compiled."""
+    usual_peak_rss_bytes: int | None = None
+    """With `leased`: and what memory."""
     failure: Failure | None = None
 
 

@@ -51,6 +51,13 @@ def classify(exit_code: int, output: Sequence[bytes]) -> Verdict:
     return Verdict("transient", code)
 
 
+def out_of_memory(exit_code: int, output: Sequence[bytes]) -> bool:
+    """The compiler, or a child of it, was killed or refused for want of memory. SIGKILL comes from nobody else."""
+    if exit_code == 0:
+        return False
+    return exit_code == FIRST_SIGNAL + 9 or any(s in text for text in output for s in (_KILLED_CHILD, *_NO_MEMORY))
+
+
 def _code(output: Sequence[bytes]) -> str | None:
     """The last code wins: the compiler repeats its final error at the end."""
     for pattern in (_CODE, _OTHER_CODE):

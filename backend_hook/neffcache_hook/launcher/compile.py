@@ -14,7 +14,9 @@ import threading
 import time
 from dataclasses import replace
 
+from neffcache_client.admission import Ticket, wait_for_turn
 from neffcache_client.errors import NeffChecksumMismatch, NeffInvalid, NeffTruncated
+from neffcache_client.history import Expected
 from neffcache_client.local_tier import describe, place
 from neffcache_client.neff import check_neff
 from neffcache_client.node_cache import CACHE_FAULT_EXIT, CompileResult, LeaseView, NodeCache, Obtained, Patience
@@ -22,7 +24,7 @@ from neffcache_client.results import failure_text
 
 from neffcache_hook.key.compute import compute_key
 from neffcache_hook.launcher import find
-from neffcache_hook.launcher.classify import COMPILE_ERROR, Verdict, classify
+from neffcache_hook.launcher.classify import COMPILE_ERROR, Verdict, classify, out_of_memory
 from neffcache_hook.launcher.compilation import Compilation, Ended
 from neffcache_hook.launcher.log import complain
 from neffcache_hook.launcher.main import STOPPING_SIGNALS, Job, index_dir
@@ -91,7 +93,7 @@ class Work:
         output = Output()
 
         def sample(rss: int) -> None:
-            lease.rss_bytes = rss
+            lease.tell(rss)
             if lease.not_needed.is_set():
                 self._end_compiler()
 
@@ -147,6 +149,7 @@ class Work:
             expect_version=job.identity.version,
             expect_target=job.cmd.target,
             retry_failed=job.cmd.retry_failed or job.settings.retry_failed,
+            graph_bytes=_size(job.cmd.input),
             summarise=self._summarise,
         )
         if obtained.result is None:
@@ -172,7 +175,14 @@ class Work:
             complain(f"this compile cannot be cached ({reason}) and NEFFCACHE_MODE=require forbids compiling")
             job.record("failed", reason=reason, exit_code=CACHE_FAULT_EXIT)
             return CACHE_FAULT_EXIT
-        result = self.compile(LeaseView())
+        ticket = Ticket(job.settings.lock_dir, job.settings.host_compiles)
+        if not wait_for_turn(ticket, Expected(), self.abort):
+            return 128 + signal.SIGTERM
+        view = LeaseView(told=ticket.note)
+        try:
+            result = self.compile(view)
+        finally:
+            ticket.leave()
         job.record("uncacheable", reason=reason, compile_seconds=result.seconds, exit_code=result.exit_code)
         return self._hand_over(result)
 
@@ -218,6 +228,7 @@ class Work:
             peak_rss_bytes=ended.peak or None,
             log_tail=output.log_tail(),
             code=verdict.code,
+            out_of_memory=not (ended.stopped or ended.supervisor_died) and out_of_memory(code, output.tails()),
         )
 
     def _end_compiler(self) -> None:
@@ -304,6 +315,13 @@ def _explain(obtained: Obtained) -> None:
         write_all(2, f"{failure_text(obtained.failure)}; NEFFCACHE_RETRY_FAILED=1 compiles again\n".encode())
     elif obtained.exit_code != 0:
         complain(obtained.message or obtained.reason or "the NEFF could not be had")
+
+
+def _size(path: str | None) -> int | None:
+    try:
+        return os.stat(path).st_size if path else None
+    except OSError:
+        return None
 
 
 def _damage(path: str) -> str | None:

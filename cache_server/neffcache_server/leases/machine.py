@@ -54,6 +54,8 @@ class Snapshot:
     failures: FailureRecord | None = None
     usual_seconds: float | None = None
     """How long this key's compile took when it was last compiled."""
+    usual_peak: int | None = None
+    """And what memory."""
 
     @property
     def held(self) -> bool:

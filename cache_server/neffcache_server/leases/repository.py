@@ -47,6 +47,7 @@ ARTIFACT_COLUMNS = (
     entries.c.compiler_version,
     entries.c.target,
     entries.c.compile_seconds,
+    entries.c.peak_rss_bytes,
     entries.c.created_at,
 )
 _JOINED_LEASE_COLUMNS = tuple(
@@ -142,6 +143,7 @@ class LeaseRepository:
             live=_joined_lease(row, namespace, key) if row.lease_id is not None else None,
             failures=_record_of(row),
             usual_seconds=row.compile_seconds,
+            usual_peak=row.peak_rss_bytes,
         )
 
     async def lock_key(self, db: WriteConnection, namespace: str, key: str) -> None:

@@ -60,8 +60,9 @@ _FOREVER = 3600.0
 class _Granted:
     """The lease is the asker's."""
 
-    def __init__(self, epoch: int) -> None:
+    def __init__(self, epoch: int, state: Snapshot) -> None:
         self.epoch = epoch
+        self.state = state
 
 
 class _OutageFound(Exception):
@@ -216,7 +217,7 @@ class LeaseService:
         if decision.how == "own" and state.live is not None:
             if not await self._repo.extend(db, state.live.epoch, self._settings.provisional_seconds):
                 return None
-            return _Granted(state.live.epoch)
+            return _Granted(state.live.epoch, state)
         if own is not None:
             raise ended(own)
         if state.live is not None and not await self._take_over(db, state.live, state, decision.how == "expired"):
@@ -226,7 +227,7 @@ class LeaseService:
             await self._repo.keep_factors(db, namespace, key, factors)
         await self._misses.granted(db, namespace, key, request.holder, request.factors)
         self._counter.miss(namespace)
-        return _Granted(epoch)
+        return _Granted(epoch, state)
 
     async def _take_over(self, db: WriteConnection, live: Lease, state: Snapshot, expired: bool) -> bool:
         if not await self._repo.supersede(db, live.epoch, only_expired=expired):
@@ -280,8 +281,14 @@ class LeaseService:
                     eta_seconds=decision.eta,
                     retry_after_seconds=decision.retry_after,
                 )
-            case _Granted(epoch=epoch):
-                return AcquireAnswer(state="leased", epoch=epoch, ttl_seconds=self._settings.ttl_seconds)
+            case _Granted(epoch=epoch, state=state):
+                return AcquireAnswer(
+                    state="leased",
+                    epoch=epoch,
+                    ttl_seconds=self._settings.ttl_seconds,
+                    usual_seconds=state.usual_seconds,
+                    usual_peak_rss_bytes=state.usual_peak,
+                )
         raise AssertionError(decision)
 
     async def heartbeat(self, namespace: str, lease_id: str, beat: HeartbeatRequest) -> HeartbeatAnswer:
