@@ -6,9 +6,15 @@ import os
 from collections.abc import Iterator
 
 import pytest
+from hypothesis import HealthCheck
+from hypothesis import settings as hypothesis_settings
 from support import backends
 from support.postgres import Postgres, running_postgres
 from support.s3 import S3, running_s3
+
+# A busy machine is no finding: neither a slow example nor slow drawing fails a test.
+hypothesis_settings.register_profile("suite", deadline=None, suppress_health_check=[HealthCheck.too_slow])
+hypothesis_settings.load_profile("suite")
 
 _OURS = ("NEFFCACHE_", "TORCH_NEURONX_", "NEURON_")
 _JOBS = ("RANK", "LOCAL_RANK", "SLURM_JOB_ID", "SLURM_PROCID", "TORCHELASTIC_RUN_ID", "XLA_FLAGS")

@@ -67,7 +67,6 @@ class Scenario:
             "TORCH_NEURONX_NEFF_DISABLE_CACHE": "" if self.built_in_cache else "1",
             "NEFFCACHE_HOST": self.host_name(self.host_of(rank)),
             "NEFFCACHE_URL": self.url or "",
-            "NEFFCACHE_HOST": f"host{self.host_of(rank):02d}",
             "NEFFCACHE_JOB": f"demo-{self.name.replace(' ', '-')}",
             "NEFFCACHE_CPU_COMPILER_LOG": str(self.compile_log),
         }
