@@ -32,9 +32,11 @@ from neffcache_server.health.endpoints import router as health
 from neffcache_server.kit.body_limit import BodyLimit
 from neffcache_server.kit.hub import EventHub, LocalHub
 from neffcache_server.kit.notify_hub import NotifyHub
+from neffcache_server.kit.tracing import Traced, tracer
 from neffcache_server.leases.endpoints import router as leases
 from neffcache_server.leases.publish import PublishService
 from neffcache_server.leases.service import LeaseService
+from neffcache_server.metrics.endpoints import router as metrics
 from neffcache_server.problems import ServerProblem
 from neffcache_server.recording.endpoints import router as recording
 from neffcache_server.recording.history import History
@@ -86,10 +88,12 @@ def create_app(settings: ServerSettings) -> FastAPI:
         description="Distributed compilation cache for AWS Trainium. Errors are RFC 9457 problem documents.",
         lifespan=lifespan,
     )
-    routers = (leases, blobs, entries, explain, failures, stats, recording, health, auth, dashboard)
+    routers = (leases, blobs, entries, explain, failures, stats, recording, health, metrics, auth, dashboard)
     for router in routers:
         app.include_router(router, dependencies=[Depends(authorise)])
     app.add_middleware(BodyLimit, limit=_MAX_JSON_BYTES)
+    if (spans := tracer()) is not None:
+        app.add_middleware(Traced, tracer=spans)
     install_handlers(app)
     app.openapi = problem_openapi(app, routers)  # type: ignore[method-assign]  # the documented way to extend the schema
     return app

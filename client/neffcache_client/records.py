@@ -107,11 +107,11 @@ class Summary:
         return {name: getattr(self, name) for name in self.__slots__}
 
 
-def summarise(tier_dir: str, job: str | None = None) -> Summary:
-    """The sum of a local folder's records, of one job if named."""
+def summarise(tier_dir: str, job: str | None = None, since: float | None = None) -> Summary:
+    """The sum of a local folder's records; of one job, from a Unix time on, if given."""
     total = Summary()
     for fields in read_records(tier_dir):
-        if job is None or fields.get("job") == job:
+        if (job is None or fields.get("job") == job) and (since is None or _number(fields.get("time")) >= since):
             total.add(fields)
     return total
 

@@ -29,6 +29,8 @@ class Command:
 COMMANDS: dict[str, Command] = {
     "run": Command("neffcache_hook.run_command", "run a program with the compile cache in front of neuronx-cc"),
     "stats": Command("neffcache_client.cli.stats", "hits, waits, compiles and time saved"),
+    "top": Command("neffcache_client.cli.top", "who compiles and who waits, now"),
+    "jobs": Command("neffcache_client.cli.jobs", "what the cache did for each job"),
     "entries": Command("neffcache_client.cli.entries", "list, show or remove what the server has"),
     "failures": Command("neffcache_client.cli.failures", "list or clear stored compile failures"),
     "explain": Command("neffcache_client.cli.explain", "why a graph was not in the cache"),

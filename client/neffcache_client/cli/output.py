@@ -8,12 +8,13 @@ import time
 from collections.abc import Sequence
 from typing import Any
 
+_CONTROLS = {code: "\ufffd" for code in (*range(32), *range(127, 160)) if chr(code) not in "\n\t"}
 _UNITS = ("B", "KiB", "MiB", "GiB", "TiB")
 
 
 def say(text: str = "") -> None:
-    """A line on stdout."""
-    sys.stdout.write(text + "\n")
+    """A line on stdout. Names of jobs and hosts come from anywhere: what would steer the terminal is left out."""
+    sys.stdout.write(text.translate(_CONTROLS) + "\n")
 
 
 def say_json(value: Any) -> None:
@@ -31,6 +32,28 @@ def table(head: Sequence[str], rows: Sequence[Sequence[str]], *, right: Sequence
         ).rstrip()
         for row in [head, *rows]
     )
+
+
+def show_table(head: Sequence[str], rows: Sequence[Sequence[str]], *, right: Sequence[str] = ()) -> None:
+    """The same table on stdout; on a terminal by `rich`, where that is installed."""
+    if sys.stdout.isatty():
+        try:
+            from rich.box import SIMPLE_HEAD
+            from rich.console import Console
+            from rich.table import Table
+            from rich.text import Text
+        except ImportError:
+            pass
+        else:
+            grid = Table(box=SIMPLE_HEAD, pad_edge=False)
+            for name in head:
+                grid.add_column(name, justify="right" if name in right else "left", overflow="fold")
+            for row in rows:
+                # As text: names of jobs and hosts may hold what rich takes for markup.
+                grid.add_row(*(Text(cell) for cell in row))
+            Console().print(grid)
+            return
+    say(table(head, rows, right=right))
 
 
 def pairs(rows: Sequence[tuple[str, str]], indent: str = "") -> str:

@@ -1,0 +1,3 @@
+"""Figures for Prometheus."""
+
+from __future__ import annotations
