@@ -239,6 +239,10 @@ class CacheClient:
             headers={wire.LEASE_HEADER: lease_id},
         )
 
+    def report_damage(self, sha256: str) -> wire.BlobReport:
+        """Tell that a blob came damaged twice. The server reads all of it before it answers."""
+        return self._call(wire.BlobReport, "POST", self._ns(f"blobs/{sha256}/report"), seconds=60.0)
+
     def put(self, url: str, content: Iterator[bytes], size: int, headers: dict[str, str]) -> None:
         """Send a blob to the server or, without any credential of ours, to the store behind a presigned URL."""
         target = self._absolute(url)

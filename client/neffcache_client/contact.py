@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import os
 import random
 import secrets
@@ -31,6 +32,7 @@ if TYPE_CHECKING:
 Log = Callable[[str], None]
 _RETRY_SECONDS = (0.25, 0.5, 1.0, 2.0)
 _ASK_WHILE_COMPILING_SECONDS = 2.0
+_WARN_AT = 0.9
 
 
 class OutageTooLong(CacheUnavailable):
@@ -70,6 +72,7 @@ class Contact:
         self._patience = patience
         self._log = log
         self._told_at: float | None = None
+        self._lock_timeout = settings.lock_timeout
         self.waited_before = 0.0
         """Seconds that this process waited for its host's leader; for the statistics."""
         self._waiting_since: float | None = None
@@ -183,6 +186,14 @@ class Contact:
 
     def _tell(self, busy: AcquireAnswer) -> None:
         now = time.monotonic()
+        waited = self.waited_before + (now - self._waiting_since if self._waiting_since is not None else 0.0)
+        if waited + self._patience.poll > self._lock_timeout * _WARN_AT:
+            self._log(
+                f"WARNING: has waited {waited:.0f} s for {self.key[:12]}; TORCH_NEURONX_NEFF_CACHE_LOCK_TIMEOUT is "
+                f"{self._lock_timeout:g} s, after which the other processes of this host stop waiting for this one. "
+                "They will wait here instead, and nothing is compiled twice. A larger value avoids it."
+            )
+            self._lock_timeout = math.inf
         if self._told_at is not None and now - self._told_at < 60:
             return
         self._told_at = now

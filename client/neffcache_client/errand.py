@@ -33,7 +33,7 @@ from neffcache_client.results import CACHE_FAULT_EXIT, CompileResult, Obtained, 
 from neffcache_client.room import Room
 from neffcache_client.settings import ClientSettings
 from neffcache_client.summary_sender import Summarise, SummarySender
-from neffcache_client.transfer import fetch
+from neffcache_client.transfer import damage_is_the_servers, fetch
 from neffcache_client.uploader import start_in_background
 from neffcache_client.wire import AcquireAnswer, Artifact
 
@@ -341,6 +341,11 @@ class Errand:
         except OSError as exc:
             raise LocalTierError(f"{self._output} cannot be written: {describe(exc)}") from exc
         self.corrupt += damaged
+        if reason == "corrupt" and damage_is_the_servers(
+            self._client, artifact.sha256, seconds=self._patience.report, abort=self._abort
+        ):
+            self._log(f"the server's copy of {self._key[:12]} was damaged and is withdrawn")
+            reason = "blob_missing"
         if reason is not None:
             return None, reason
         self._publisher.keep_artifact(self._key, temp, artifact)

@@ -72,6 +72,8 @@ class Patience:
     publish: float = 5.0
     """For a server that fails after the compile. Then the spool takes over."""
     release: float = 1.5
+    report: float = 5.0
+    """For the server to read a blob again that came damaged."""
 
 
 def failure_text(failure: Failure) -> str:

@@ -37,6 +37,7 @@ SERVER_PREFIX = "NEFFCACHE_SERVER_"
 MODES = ("readwrite", "readonly", "require", "off")
 DEFAULT_CACHE_DIR = "/tmp/neff_cache"
 DEFAULT_LOCK_DIR = "/tmp/local_cache"
+DEFAULT_LOCK_TIMEOUT = 1200.0
 BY_COMPILER = "by-compiler"
 
 _JOB_VARIABLES = ("SLURM_JOB_ID", "AWS_BATCH_JOB_ID", "TORCHELASTIC_RUN_ID", "KUBERNETES_JOB_NAME")
@@ -60,6 +61,14 @@ def parse_bytes(text: str, name: str) -> int:
 
 def _flag(env: Mapping[str, str], name: str) -> bool:
     return env.get(name, "").strip().lower() in _TRUE
+
+
+def _seconds(text: str | None, default: float) -> float:
+    # The vendor's variable, and the vendor's to complain about.
+    try:
+        return float(text) if text else default
+    except ValueError:
+        return default
 
 
 def user_cache_dir(env: Mapping[str, str]) -> str:
@@ -90,6 +99,7 @@ class ClientSettings:
         "job",
         "local_max_bytes",
         "lock_dir",
+        "lock_timeout",
         "log",
         "mode",
         "namespace",
@@ -116,6 +126,8 @@ class ClientSettings:
     """The user's TORCH_NEURONX_NEFF_CACHE_DIR; the local tier is its `neffcache/` folder."""
     lock_dir: str
     """Host-only locks: TORCH_NEURONX_NEFF_LOCAL_CACHE_DIR."""
+    lock_timeout: float
+    """After so many seconds the vendor's code breaks its own lock, whoever holds it."""
 
     @classmethod
     def from_env(cls, env: Mapping[str, str] | None = None) -> ClientSettings:
@@ -144,6 +156,7 @@ class ClientSettings:
         s.host_compiles = int(compiles) if compiles else None
         s.cache_dir = user_cache_dir(env)
         s.lock_dir = env.get("TORCH_NEURONX_NEFF_LOCAL_CACHE_DIR") or DEFAULT_LOCK_DIR
+        s.lock_timeout = _seconds(env.get("TORCH_NEURONX_NEFF_CACHE_LOCK_TIMEOUT"), DEFAULT_LOCK_TIMEOUT)
         return s
 
     @property

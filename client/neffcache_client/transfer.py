@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import os
 import threading
+import time
 from collections.abc import Callable, Iterator
 from typing import TYPE_CHECKING
 
-from neffcache_client.bounded import bounded
+from neffcache_client.bounded import TimeIsUp, bounded
 from neffcache_client.errors import Aborted, CacheUnavailable, DigestMismatch, NeffInvalid, RequestRefused
 from neffcache_client.neff import NeffChecker, NeffInfo
 from neffcache_client.wire import LEASE_HEADER, Artifact, UploadRequest
@@ -16,6 +17,34 @@ if TYPE_CHECKING:
     from neffcache_client.api import CacheClient
 
 CHUNK = 1 << 20
+MIN_SECONDS = 10.0
+"""A download is judged no earlier: speeds vary."""
+UNKNOWN_COMPILE_SECONDS = 600.0
+
+
+class TooSlow(CacheUnavailable):
+    """The download would take longer than a compile takes."""
+
+
+class _Pace:
+    """Compares what is left of a download, at its speed so far, with what a compile took.
+
+    Nobody starts a compile during a fetch that is quicker. But a link that lets a byte through now and then never
+    stalls and never ends.
+    """
+
+    def __init__(self, artifact: Artifact) -> None:
+        self._size = artifact.size
+        self._compile = max(MIN_SECONDS, artifact.compile_seconds or UNKNOWN_COMPILE_SECONDS)
+        self._began = time.monotonic()
+
+    def check(self, got: int) -> None:
+        """Raises TooSlow."""
+        spent = time.monotonic() - self._began
+        if spent > MIN_SECONDS and spent * (self._size - got) > self._compile * got:
+            raise TooSlow(
+                f"{got} of {self._size} bytes came in {spent:.0f} s; a compile takes about {self._compile:.0f} s"
+            )
 
 
 def download(client: CacheClient, artifact: Artifact, path: str, *, abort: threading.Event | None = None) -> None:
@@ -26,7 +55,7 @@ def download(client: CacheClient, artifact: Artifact, path: str, *, abort: threa
     """
     try:
         with open(path, "xb") as f:
-            checker = NeffChecker()
+            checker, pace = NeffChecker(), _Pace(artifact)
             with client.get(artifact.url) as chunks:
                 for chunk in chunks:
                     if abort is not None and abort.is_set():
@@ -35,6 +64,7 @@ def download(client: CacheClient, artifact: Artifact, path: str, *, abort: threa
                     if checker.size > artifact.size:
                         raise DigestMismatch(f"more than the announced {artifact.size} bytes came")
                     f.write(chunk)
+                    pace.check(checker.size)
             _check(checker, artifact)
     except BaseException:
         _remove(path)
@@ -47,7 +77,7 @@ def fetch(
     """Download to `path`, with one refetch since a broken transfer is not yet a broken artifact.
 
     Returns (None or why there is no file, damaged transfers seen); the reasons are `corrupt`, `download_failed`,
-    `blob_missing`, `refused`. Raises Aborted, and OSError when `path` cannot be written.
+    `download_slow`, `blob_missing`, `refused`. Raises Aborted, and OSError when `path` cannot be written.
     """
     damaged = 0
     reason = ""
@@ -60,6 +90,9 @@ def fetch(
             log(f"a damaged download was thrown away: {exc}")
         except RequestRefused as exc:
             return "blob_missing" if exc.status in (404, 410) else "refused", damaged
+        except TooSlow as exc:
+            log(f"a download was given up: {exc}")
+            return "download_slow", damaged
         except CacheUnavailable as exc:
             reason = "download_failed"
             log(f"a download failed: {exc}")
@@ -70,6 +103,14 @@ def fetch(
         else:
             return None, damaged
     return reason, damaged
+
+
+def damage_is_the_servers(client: CacheClient, sha256: str, *, seconds: float, abort: threading.Event) -> bool:
+    """Report a blob that came damaged; True when the server agrees and has withdrawn it. Raises Aborted."""
+    try:
+        return bounded(lambda: client.report_damage(sha256), seconds=seconds, abort=abort).verdict != "sound"
+    except (TimeIsUp, CacheUnavailable, RequestRefused):
+        return False
 
 
 def upload(client: CacheClient, lease_id: str, path: str, info: NeffInfo) -> None:

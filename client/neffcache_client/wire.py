@@ -247,6 +247,16 @@ class BlobAnswer:
 
 
 @dataclass(slots=True, kw_only=True)
+class BlobReport:
+    """What the server found when it read a blob again that a client had called damaged.
+
+    `sound`: the damage happened on the way. Otherwise the keys that it was served for are compiled again.
+    """
+
+    verdict: Literal["sound", "quarantined", "missing"]
+
+
+@dataclass(slots=True, kw_only=True)
 class PublishRequest:
     """Make an uploaded blob the artifact of the lease's key, and end the lease."""
 

@@ -50,6 +50,7 @@ TABLE: dict[tuple[str, str], str] = {
     ("POST", f"{NS}/leases/{{lease_id}}/publish"): "write",
     ("POST", f"{NS}/leases/{{lease_id}}/fail"): "write",
     ("POST", f"{NS}/blobs/{{sha256}}/upload"): "write",
+    ("POST", f"{NS}/blobs/{{sha256}}/report"): "read",
     ("PUT", f"{NS}/blobs/{{sha256}}"): "write",
     ("GET", f"{NS}/blobs/{{sha256}}"): "read",
     ("HEAD", f"{NS}/blobs/{{sha256}}"): "read",

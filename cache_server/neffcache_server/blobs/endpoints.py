@@ -7,7 +7,7 @@ from typing import Annotated, Any
 
 from fastapi import APIRouter, Header, Request, Response
 from fastapi.responses import RedirectResponse, StreamingResponse
-from neffcache_client.wire import LEASE_HEADER, BlobAnswer, UploadAnswer, UploadRequest, check_lease_id
+from neffcache_client.wire import LEASE_HEADER, BlobAnswer, BlobReport, UploadAnswer, UploadRequest, check_lease_id
 from starlette.requests import ClientDisconnect
 
 from neffcache_server.auth import require
@@ -65,6 +65,13 @@ async def put_blob(
     owner = await state.blobs.authorise(namespace, _lease_id(lease), size)
     await check_quota(state.database, state.settings, namespace, sha256, size)
     return await state.blobs.receive(owner, sha256, size, _body(request))
+
+
+@router.post("/{sha256}/report", responses=documented(BlobUnknown, StorageUnavailable))
+@require("read")
+async def report_blob(namespace: Namespace, sha256: Digest, state: AppState) -> BlobReport:
+    """Say that a blob came damaged: it is read again, and served to nobody any more if it is."""
+    return BlobReport(verdict=await state.blobs.verifier.verify(namespace, sha256))
 
 
 _DOWNLOAD_RESPONSES: dict[int | str, dict[str, Any]] = {

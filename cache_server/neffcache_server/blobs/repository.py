@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from neffcache_client.wire import BlobAnswer
-from sqlalchemy import select
+from sqlalchemy import delete, select
 
 from neffcache_server.database.dialect import upsert
 from neffcache_server.database.engine import Database, ReadConnection, WriteConnection
@@ -22,6 +22,16 @@ class BlobRepository:
         statement = select(blobs.c.size).where(blobs.c.namespace == namespace, blobs.c.sha256 == sha256)
         size: int | None = (await db.execute(statement)).scalar_one_or_none()
         return size
+
+    async def stored_at(self, db: ReadConnection, namespace: str, sha256: str) -> float | None:
+        """When a blob was last uploaded, None when there is none."""
+        statement = select(blobs.c.stored_at).where(blobs.c.namespace == namespace, blobs.c.sha256 == sha256)
+        at: float | None = (await db.execute(statement)).scalar_one_or_none()
+        return at
+
+    async def forget(self, db: WriteConnection, namespace: str, sha256: str) -> None:
+        """The blob is to be removed from the store."""
+        await db.execute(delete(blobs).where(blobs.c.namespace == namespace, blobs.c.sha256 == sha256))
 
     async def put(self, db: WriteConnection, namespace: str, blob: BlobAnswer, epoch: int) -> None:
         """A verified blob is in the store, uploaded by the lease of that epoch."""

@@ -13,6 +13,7 @@ from neffcache_client.neff import HEADER_SIZE, NeffChecker, read_members
 from neffcache_client.wire import BlobAnswer
 
 from neffcache_server.blobs.repository import BlobRepository
+from neffcache_server.blobs.verification import BlobVerifier
 from neffcache_server.database.engine import Database
 from neffcache_server.entries.repository import EntryRepository
 from neffcache_server.kit.hub import EventHub
@@ -44,6 +45,7 @@ class BlobService:
         self._entries = entries
         self._hub = hub
         self._max_bytes = max_bytes
+        self.verifier = BlobVerifier(database, store, entries, hub)
         self._repo = BlobRepository(database)
         self._leases = LeaseRepository(database)
 

@@ -118,11 +118,15 @@ class EntryRepository:
 
     async def blob_lost(self, db: WriteConnection, namespace: str, sha256: str) -> list[str]:
         """Mark entries whose blob has disappeared, so that their keys are compiled again; which keys."""
+        return await self.withdraw(db, namespace, sha256, "missing")
+
+    async def withdraw(self, db: WriteConnection, namespace: str, sha256: str, state: str) -> list[str]:
+        """Serve a blob to nobody any more, `missing` or `quarantined`; for which keys it was served."""
         await self._lock(db, namespace, sha256)
         statement = (
             update(entries)
             .where(entries.c.namespace == namespace, entries.c.sha256 == sha256, entries.c.state == "present")
-            .values(state="missing")
+            .values(state=state)
             .returning(entries.c.key)
         )
         return [row.key for row in (await db.execute(statement)).all()]
