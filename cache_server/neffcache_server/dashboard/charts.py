@@ -7,18 +7,21 @@ policy allows neither, and they must work without a network.
 from __future__ import annotations
 
 import re
+import sys
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
-import pygal  # type: ignore[import-untyped]  # has no type information
 from markupsafe import Markup, escape
-from pygal.etree import etree  # type: ignore[import-untyped]  # the same
-from pygal.style import Style  # type: ignore[import-untyped]  # the same
 
+from neffcache_server.dashboard.library import Style, etree, pygal
 from neffcache_server.dashboard.words import VERDICT_WORDS, number
 from neffcache_server.recording.history import Figures
+
+# pygal puts a finder for its map plugins behind all others, of a kind that Python 3.12 no longer knows; every import
+# that fails in this process would stumble over it.
+sys.meta_path[:] = [finder for finder in sys.meta_path if type(finder).__name__ != "PluginImportFixer"]
 
 STACK = tuple(v for v in VERDICT_WORDS if v != "pushed")
 _STYLE = Style(label_font_size=12, major_label_font_size=12, font_family="sans-serif")
