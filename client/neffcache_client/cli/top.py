@@ -21,7 +21,7 @@ def register(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) ->
     parser = subparsers.add_parser(
         "top",
         help="who compiles and who waits, now",
-        description="Compiles under way in the namespace, renewed until Ctrl-C; once where the output is no terminal.",
+        description="Compiles under way in the namespace, renewed until Ctrl-C; once where stdout is no terminal.",
     )
     parser.add_argument("--interval", type=float, default=2.0, metavar="S", help="seconds between looks")
     parser.add_argument("--once", action="store_true", help="one look")
