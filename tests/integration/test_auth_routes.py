@@ -37,6 +37,7 @@ TABLE: dict[tuple[str, str], str] = {
     ("POST", "/v1/tokens"): "admin any",
     ("DELETE", "/v1/tokens/{id}"): "admin any",
     ("GET", "/v1/stats"): "read *",
+    ("GET", "/metrics"): "read *",
     ("GET", "/v1/live"): "read *",
     ("GET", "/v1/events"): "read *",
     ("POST", f"{NS}/reports"): "write",
