@@ -34,7 +34,8 @@ _SETTINGS_ALSO = """
 Also read:
 
 - `TORCH_NEURONX_NEFF_CACHE_DIR` (default `/tmp/neff_cache`). neffcache keeps its local tier, spool, records and log in the folder
-  `neffcache/` in it, and points the vendor's own cache at `by-compiler/<identity>/`, since that cache does not know compiler versions.
+  `neffcache/` in it, and points the vendor's own cache at `by-compiler/<identity>/`, since that cache knows
+  neither compiler versions nor `XLA_FLAGS` and its like; what is set after `import torch` or `neffcache run` comes too late for that.
 - `TORCH_NEURONX_NEFF_LOCAL_CACHE_DIR` (default `/tmp/local_cache`): locks and breaker state of this host only.
 - `TORCH_NEURONX_NEFF_DISABLE_CACHE`, `TORCH_NEURONX_DISABLE_NEFF_CACHE`: either one switches neffcache off too.
 - `NEURON_CC_FLAGS`: the flags in it that the compiler itself does not know (`--cache_dir=`, `--no_cache`,

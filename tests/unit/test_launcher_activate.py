@@ -55,6 +55,29 @@ def test_another_compiler_gets_another_vendor_folder(env: dict[str, str], tmp_pa
     assert env["PATH"].startswith(env["NEFFCACHE_LAUNCHER_DIR"])
 
 
+@pytest.mark.parametrize("name", ["XLA_FLAGS", "NEURON_LOGICAL_NC_CONFIG", "NEURON_CC_ANYTHING"])
+def test_what_only_our_key_knows_gets_another_vendor_folder(env: dict[str, str], name: str) -> None:
+    """The vendor's cache would serve the NEFF of the other setting, and the launcher would not even be asked."""
+    folders = set()
+    for value in (None, "1", "2"):
+        changed = env | ({name: value} if value else {})
+        activate(changed)
+        folders.add(changed["TORCH_NEURONX_NEFF_CACHE_DIR"])
+    assert len(folders) == 3
+
+
+def test_a_file_behind_a_flag_counts_by_content_for_the_vendor_folder(env: dict[str, str], tmp_path: Path) -> None:
+    table = tmp_path / "table.json"
+    env["NEURON_CC_FLAGS"] = f"--some-table={table}"
+    folders = []
+    for text in ("one", "two", "one"):
+        table.write_text(text)
+        changed = dict(env)
+        activate(changed)
+        folders.append(changed["TORCH_NEURONX_NEFF_CACHE_DIR"])
+    assert folders[0] == folders[2] != folders[1]
+
+
 def test_a_folder_named_inside_an_active_environment_is_the_users(env: dict[str, str], tmp_path: Path) -> None:
     activate(env)
     env["TORCH_NEURONX_NEFF_CACHE_DIR"] = str(tmp_path / "mine")

@@ -167,6 +167,20 @@ def _environment(environ: Mapping[str, str]) -> dict[str, str]:
     }
 
 
+def unseen_by_vendor(environ: Mapping[str, str]) -> str:
+    """Digest (16 hex) of what enters our key from the environment but not the vendor's; empty when nothing is set.
+
+    The vendor's key holds the flags as text and the graph. It holds no other variable, and of a file that a flag
+    names only the name.
+    """
+    environment = _environment(environ)
+    words = environ.get(FLAGS_VARIABLE, "").replace("=", " ").split()
+    files = [digest for word in words if not word.startswith("-") and (digest := _digest_file(word))]
+    if not environment and not files:
+        return ""
+    return hashlib.sha256(json.dumps([environment, files]).encode()).hexdigest()[:16]
+
+
 def _graph_files(graph: dict[str, Any], cwd: str) -> list[list[str | None]]:
     files: list[list[str | None]] = []
     for path in graph["kernels"]:

@@ -65,8 +65,12 @@ def _activate(environ: MutableMapping[str, str], settings: ClientSettings) -> Ac
         folder = make_shim(environ)
     except (IdentityUnknown, ShimUnusable) as exc:
         return Activation(False, problem=f"{exc}; compiling without the cache")
+    from neffcache_hook.key.compute import unseen_by_vendor
+
     environ[LOCAL_DIR] = settings.cache_dir
-    environ[VENDOR_DIR] = os.path.join(settings.cache_dir, BY_COMPILER, identity.text)
+    # The vendor's cache answers before the launcher is asked, and its key lacks these: each has a folder of its own.
+    parts = [identity.text, unseen_by_vendor(environ)]
+    environ[VENDOR_DIR] = os.path.join(settings.cache_dir, BY_COMPILER, "-".join(filter(None, parts)))
     environ[LAUNCHER_DIR] = folder
     environ["PATH"] = os.pathsep.join([folder, *_others(path, folder)])
     return Activation(True)
