@@ -186,9 +186,9 @@ class Errand:
             answer = self._first_contact()
         except (CacheUnavailable, NotAllowed) as exc:
             if isinstance(exc, NotAllowed) and exc.code == "write_needed":
-                # The server is well and has hits for us; only this key's compile stays ours.
+                # The server is well and has hits for us; only this key's compile stays ours, and is not spooled.
                 self._breaker.succeeded()
-                return self._fallback("not_allowed", str(exc))
+                return self._fallback("refused", str(exc))
             self._breaker.failed(str(exc))
             return self._fallback("not_allowed" if isinstance(exc, NotAllowed) else "unreachable", str(exc))
         except RequestRefused as exc:

@@ -228,7 +228,7 @@ async def jobs(
 
 
 @router.get("/jobs/show")
-@require("read")
+@require("read", in_query=True)
 async def job(
     state: AppState,
     principal: CurrentPrincipal,
