@@ -31,7 +31,8 @@ class EndOfRun:
     def __init__(self, settings: ClientSettings) -> None:
         self.settings = settings
         self.pid = os.getpid()
-        self.started = time.time()
+        # As records tell time, or one of the same millisecond would seem to come from before.
+        self.started = int(time.time() * 1000) / 1000
 
     def __call__(self, *, report: bool = True) -> None:
         """Write the record. Does nothing in a forked child, which inherits the registration."""
