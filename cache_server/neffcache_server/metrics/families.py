@@ -183,7 +183,8 @@ class _Families(Collector):
         return family
 
     def _by_label(self, values: dict[str, float] | dict[str, int]) -> list[tuple[str, float]]:
-        sums: dict[str, float] = {}
+        # Zero is said: an alert on a series that is not there never fires.
+        sums: dict[str, float] = dict.fromkeys(self._named, 0.0)
         for namespace, value in values.items():
             label = self._label(namespace)
             sums[label] = sums.get(label, 0.0) + value

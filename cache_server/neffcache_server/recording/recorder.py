@@ -71,6 +71,9 @@ class Recorder:
         """Count what a client reports; how many. A batch counts once. Raises DatabaseUnavailable."""
         if not self._settings.recording:
             return 0
+        # A host's local hits follow its fetch, which may still wait to be written; were they first, the fetch would
+        # not be the host's first request and would save nothing.
+        await self.flush()
         batch = [_reported(namespace, report) for report in request.reports]
         async with self._database.write() as db:
             now = await self._now(db)
