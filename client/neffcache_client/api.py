@@ -376,9 +376,10 @@ def _translated() -> Iterator[None]:
 
 
 def _translated_chunks(response: httpx.Response) -> Iterator[bytes]:
-    # Only reading is translated: an OSError of whoever writes the chunks is not the network's.
+    # Only reading is translated: an OSError of whoever writes the chunks is not the network's. Chunks as they come:
+    # gathering a MiB of a trickle first would keep its reader from noticing how slow it is.
     with _translated():
-        yield from response.iter_raw(1 << 20)
+        yield from response.iter_raw()
 
 
 def _raise_unless_blob(response: httpx.Response) -> None:

@@ -33,6 +33,7 @@ Log = Callable[[str], None]
 _RETRY_SECONDS = (0.25, 0.5, 1.0, 2.0)
 _ASK_WHILE_COMPILING_SECONDS = 2.0
 _WARN_AT = 0.9
+_CUT_SECONDS = 2.0
 
 
 class OutageTooLong(CacheUnavailable):
@@ -140,6 +141,9 @@ class Contact:
                 continue
             except CacheUnavailable as exc:
                 trouble_since = trouble_since if trouble_since is not None else asked
+                if (held := time.monotonic() - asked) > _CUT_SECONDS:
+                    # Something on the way ends connections that are silent for so long: ask for less than that.
+                    self.poll = min(self.poll, held / 2)
                 if time.monotonic() - trouble_since >= self._patience.outage:
                     raise OutageTooLong(f"{exc}, for {self._patience.outage:g} s") from exc
                 self._sleep(_RETRY_SECONDS[min(tries, len(_RETRY_SECONDS) - 1)] * random.uniform(0.75, 1.25))

@@ -13,9 +13,14 @@ from typing import TYPE_CHECKING, Any
 from neffcache_client.bounded import TimeIsUp, bounded
 from neffcache_client.errors import (
     CacheUnavailable,
+    DigestMismatch,
     LeaseSuperseded,
     LocalTierError,
+    NeffChecksumMismatch,
+    NeffEmpty,
     NeffInvalid,
+    NeffNotAContainer,
+    NeffTruncated,
     RequestRefused,
 )
 from neffcache_client.local_tier import LocalTier, describe
@@ -31,6 +36,13 @@ if TYPE_CHECKING:
 
 Warn = Callable[[str, str], None]
 """Takes a kind and a sentence; each kind is said once per process."""
+
+
+_UPLOAD_AGAIN = frozenset(
+    kind.code
+    for kind in (DigestMismatch, NeffChecksumMismatch, NeffEmpty, NeffInvalid, NeffNotAContainer, NeffTruncated)
+) | {"upload_cut", "blob_not_uploaded"}
+"""What the server says of a NEFF that was whole when it left here: the way or the store damaged it, or lost it."""
 
 
 class Publisher:
@@ -95,17 +107,18 @@ class Publisher:
         assert entry.lease_id is not None
         deadline = time.monotonic() + patience.publish
         pause = 0.25
+        sending = _Sending(client, entry, path, info)
         try:
             while True:
                 try:
-                    bounded(lambda: send(client, entry, path, info), seconds=None, abort=self._abort)
+                    bounded(sending.go_on, seconds=None, abort=self._abort)
                     return None
                 except LeaseSuperseded:
                     return "lease_lost"
-                except RequestRefused as exc:
-                    self._warn("publish_refused", f"the NEFF was not published: {exc}")
-                    return "publish_refused"
-                except (CacheUnavailable, OSError) as exc:
+                except (CacheUnavailable, RequestRefused, OSError) as exc:
+                    if isinstance(exc, RequestRefused) and exc.code not in _UPLOAD_AGAIN:
+                        self._warn("publish_refused", f"the NEFF was not published: {exc}")
+                        return "publish_refused"
                     if time.monotonic() >= deadline or self._abort.wait(pause):
                         why = self.spool(entry, path)
                         kept = "it will be uploaded later" if why == "spooled" else "and not kept for later"
@@ -154,19 +167,42 @@ class Publisher:
         return True
 
 
+class _Sending:
+    """Upload and publish, repeated until both were answered."""
+
+    def __init__(
+        self, client: CacheClient, entry: SpoolEntry, path: str, info: NeffInfo, *, from_spool: bool = False
+    ) -> None:
+        self._client, self._entry, self._path, self._info = client, entry, path, info
+        self._from_spool = from_spool
+        self._uploaded = False
+
+    def go_on(self) -> str:
+        """One try; returns the outcome. Raises CacheUnavailable, RequestRefused, OSError."""
+        entry, info = self._entry, self._info
+        assert entry.lease_id is not None
+        if not self._uploaded:
+            upload(self._client, entry.lease_id, self._path, info)
+            # Not again after a publish whose answer was lost: it may have ended the lease, which no upload survives.
+            self._uploaded = True
+        request = PublishRequest(
+            sha256=info.sha256,
+            size=info.size,
+            compile_seconds=entry.compile_seconds,
+            peak_rss_bytes=entry.peak_rss_bytes,
+            cpu_seconds=entry.cpu_seconds,
+            from_spool=self._from_spool,
+        )
+        try:
+            return self._client.publish(entry.lease_id, request).outcome
+        except RequestRefused as exc:
+            self._uploaded = exc.code not in _UPLOAD_AGAIN
+            raise
+
+
 def send(client: CacheClient, entry: SpoolEntry, path: str, info: NeffInfo, *, from_spool: bool = False) -> str:
     """One try: upload, publish. Returns the outcome. Raises CacheUnavailable, RequestRefused, OSError."""
-    assert entry.lease_id is not None
-    upload(client, entry.lease_id, path, info)
-    request = PublishRequest(
-        sha256=info.sha256,
-        size=info.size,
-        compile_seconds=entry.compile_seconds,
-        peak_rss_bytes=entry.peak_rss_bytes,
-        cpu_seconds=entry.cpu_seconds,
-        from_spool=from_spool,
-    )
-    return client.publish(entry.lease_id, request).outcome
+    return _Sending(client, entry, path, info, from_spool=from_spool).go_on()
 
 
 def report_failure(

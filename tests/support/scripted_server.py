@@ -21,6 +21,9 @@ _CALLS = (
     ("fail", "POST", r"/leases/[0-9a-f]+/fail$"),
     ("release", "DELETE", r"/leases/[0-9a-f]+$"),
     ("upload", "POST", r"/blobs/[0-9a-f]{64}/upload$"),
+    ("report", "POST", r"/blobs/[0-9a-f]{64}/report$"),
+    ("summary", "POST", r"/keys/[0-9a-f]{64}/summary$"),
+    ("reports", "POST", r"/reports$"),
     ("put", "PUT", r"."),
     ("entries", "GET", r"/entries(\?.*)?$"),
     ("entry", "GET", r"/entries/[0-9a-f]{64}$"),
@@ -30,6 +33,11 @@ _CALLS = (
     ("stats", "GET", r"/v1/stats"),
     ("get", "GET", r"."),
 )
+
+
+def classify(method: str, path: str) -> str:
+    """The name of a call, as in `_CALLS`."""
+    return next(call for call, its, where in _CALLS if its == method and re.search(where, path))
 
 
 @dataclass
@@ -153,7 +161,7 @@ def _handler(server: ScriptedServer) -> type[BaseHTTPRequestHandler]:
         def _any(self) -> None:
             length = int(self.headers.get("content-length") or 0)
             body = self.rfile.read(length)
-            call = next(c for c, method, path in _CALLS if method == self.command and re.search(path, self.path))
+            call = classify(self.command, self.path)
             reply = server.reply_to(Seen(call, self.path, {k.lower(): v for k, v in self.headers.items()}, body))
             if reply.drop:
                 self.close_connection = True

@@ -20,7 +20,13 @@ _STOP_SECONDS = 30.0
 class ServerProcess:
     """`neffcache serve` as a child process. `url` and `port` stay the same over restarts."""
 
-    def __init__(self, folder: Path, env: Mapping[str, str] | None = None, arguments: tuple[str, ...] = ()) -> None:
+    def __init__(
+        self,
+        folder: Path,
+        env: Mapping[str, str] | None = None,
+        arguments: tuple[str, ...] = (),
+        program: tuple[str, ...] = ("-m", "neffcache_server"),
+    ) -> None:
         self.folder = folder
         self.data_dir = folder / "data"
         self.port = 0
@@ -28,6 +34,8 @@ class ServerProcess:
         inherited = {k: v for k, v in os.environ.items() if not k.startswith("NEFFCACHE_")}
         self._env = inherited | backends.environment(self.data_dir) | dict(env or {})
         self._arguments = arguments
+        self.program = program
+        """What Python runs; a test that breaks the server from inside brings its own."""
         self._process: subprocess.Popen[bytes] | None = None
         self._starts = 0
 
@@ -49,7 +57,7 @@ class ServerProcess:
         self._starts += 1
         port_file = self.folder / "url"
         port_file.unlink(missing_ok=True)
-        command = [sys.executable, "-m", "neffcache_server", "serve", "--port", str(self.port)]
+        command = [sys.executable, *self.program, "serve", "--port", str(self.port)]
         command += ["--data-dir", str(self.data_dir), "--port-file", str(port_file), *self._arguments]
         with (self.folder / f"server-{self._starts:03}.log").open("wb") as log:
             self._process = subprocess.Popen(
@@ -85,6 +93,11 @@ class ServerProcess:
             process.kill()
             process.wait()
 
+    @property
+    def died(self) -> bool:
+        """It was started and has ended by itself."""
+        return self._process is not None and self._process.poll() is not None
+
     def pause(self) -> None:
         """SIGSTOP: connections are taken by the kernel, nothing answers."""
         os.kill(self.pid, signal.SIGSTOP)
@@ -96,13 +109,17 @@ class ServerProcess:
 
 @contextmanager
 def running_server(
-    folder: Path, *, env: Mapping[str, str] | None = None, arguments: tuple[str, ...] = ()
+    folder: Path,
+    *,
+    env: Mapping[str, str] | None = None,
+    arguments: tuple[str, ...] = (),
+    program: tuple[str, ...] = ("-m", "neffcache_server"),
 ) -> Iterator[ServerProcess]:
     """A started server with its data under `folder`; ended, whatever happens, with the block.
 
     `env` adds settings (`NEFFCACHE_SERVER_…`); the caller's own NEFFCACHE_ variables are left out.
     """
-    server = ServerProcess(folder, env, arguments)
+    server = ServerProcess(folder, env, arguments, program)
     server.start()
     try:
         yield server
