@@ -18,7 +18,7 @@ test: lint types system
 	$(BIN)/python -m pytest -n 2
 
 # Programs that tests start and pip cannot bring. As root they are installed from Debian's packages.
-PROGRAMS := chromium haproxy
+PROGRAMS := chromium haproxy nginx
 system:
 	@missing=""; for p in $(PROGRAMS); do command -v $$p >/dev/null || test -x /usr/sbin/$$p || missing="$$missing $$p"; done; \
 	if [ -n "$$missing" ] && [ "$$(id -u)" = 0 ] && command -v apt-get >/dev/null; then \

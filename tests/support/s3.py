@@ -7,6 +7,7 @@ import shutil
 import signal
 import sys
 import tempfile
+import time
 import urllib.error
 import urllib.request
 from collections.abc import Iterator
@@ -81,7 +82,7 @@ class S3:
         self._ports["s3.port.grpc"] = free_port()
         self._processes: list[Leashed] = []
         self.start()
-        self.client().create_bucket(Bucket=BUCKET)
+        self._make_bucket()
 
     def start(self) -> None:
         """Start, and return when it answers."""
@@ -100,6 +101,20 @@ class S3:
         self._processes = [door, store]
         store.wait_ready(self._ready)
         door.wait_ready(lambda: listens(self._port))
+
+    def _make_bucket(self) -> None:
+        """The gateway answers before what is behind it does: a 5xx just after the start is no failure."""
+        from botocore.exceptions import BotoCoreError, ClientError
+
+        deadline = time.monotonic() + 60
+        while True:
+            try:
+                self.client().create_bucket(Bucket=BUCKET)
+                return
+            except (ClientError, BotoCoreError) as exc:
+                log = (self.folder / "weed.log").read_text()[-2000:]
+                assert time.monotonic() < deadline, f"no bucket could be made: {exc}\n{log}"
+                time.sleep(0.25)
 
     def stop(self) -> None:
         """Take it away: connections are refused."""
