@@ -6,6 +6,7 @@ import asyncio
 import hashlib
 import json
 import random
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -29,7 +30,9 @@ def key_of(number: int) -> str:
 
 def fill(folder: Path, *, graphs: int = 60, many_jobs: int = 24, days: int = 365, seed: int = 1) -> None:
     """Make and fill the embedded database in `folder` (a server's data folder)."""
-    asyncio.run(_fill(folder, graphs, many_jobs, days, random.Random(seed)))
+    # In a thread: the browser's driver has an event loop of its own in this one.
+    with ThreadPoolExecutor(1) as thread:
+        thread.submit(lambda: asyncio.run(_fill(folder, graphs, many_jobs, days, random.Random(seed)))).result()
 
 
 async def _fill(folder: Path, graphs: int, many_jobs: int, days: int, chance: random.Random) -> None:

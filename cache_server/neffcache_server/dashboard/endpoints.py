@@ -16,7 +16,7 @@ from neffcache_server.dashboard import charts, views
 from neffcache_server.dashboard.page import FOLDER, PageRoute, page, scope_of
 from neffcache_server.dashboard.queries import PAGE, Queries
 from neffcache_server.dashboard.words import factor_rows, money
-from neffcache_server.entries.endpoints import delete_entry
+from neffcache_server.entries.endpoints import delete_entry, pin_entry, quarantine_entry, unpin_entry
 from neffcache_server.problems import EntryUnknown, JobUnknown, RouteUnknown, ServerProblem
 from neffcache_server.recording.history import Figures
 from neffcache_server.state import AppState, State
@@ -189,12 +189,21 @@ def _decoded(text: str | None) -> dict[str, Any] | None:
     return found if isinstance(found, dict) else None
 
 
-@router.post("/graphs/{namespace}/{key}/delete")
+@router.post("/graphs/{namespace}/{key}/{action}")
 @require("admin")
-async def delete(namespace: NamespacePath, key: KeyPath, state: AppState) -> Response:
-    """Remove an entry, and show the list."""
-    await delete_entry(namespace, key, state)
-    return RedirectResponse(f"/graphs?namespace={quote(namespace)}", 303)
+async def act(
+    namespace: NamespacePath,
+    key: KeyPath,
+    action: Literal["pin", "unpin", "quarantine", "delete"],
+    state: AppState,
+) -> Response:
+    """Do something to an entry, and show it again (the list, when it is gone)."""
+    await _ACTIONS[action](namespace, key, state)
+    here = f"/graphs?namespace={quote(namespace)}" if action == "delete" else f"/graphs/{namespace}/{key}"
+    return RedirectResponse(here, 303)
+
+
+_ACTIONS = {"pin": pin_entry, "unpin": unpin_entry, "quarantine": quarantine_entry, "delete": delete_entry}
 
 
 @router.get("/jobs")
@@ -257,7 +266,8 @@ async def storage(state: AppState, principal: CurrentPrincipal, namespace: Names
         versions = await queries.stored_by(db, scope, "compiler_version")
         targets = await queries.stored_by(db, scope, "target")
         ages = await queries.stored_by_age(db, scope, at)
-        spaces = await queries.stored_by(db, None, "namespace", 50) if scope is None else []
+        spaces = await queries.stored_by(db, scope, "namespace", 50)
+        forecast = await views.forecast(queries, db, scope, state.settings, at)
     return await page(
         "storage.html",
         **await _common(state, principal, "storage", scope),
@@ -265,6 +275,8 @@ async def storage(state: AppState, principal: CurrentPrincipal, namespace: Names
         targets=targets,
         ages=ages,
         spaces=spaces,
+        forecast=forecast,
+        limit=state.settings.gc_max_bytes,
         total_bytes=sum(g.bytes for g in ages),
         total_number=sum(g.number for g in ages),
         total_seconds=sum(g.seconds for g in ages),

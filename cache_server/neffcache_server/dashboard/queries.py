@@ -6,7 +6,7 @@ import re
 from dataclasses import dataclass
 from typing import Any
 
-from sqlalchemy import ColumnElement, Select, case, func, or_, select
+from sqlalchemy import ColumnElement, Select, case, func, literal, or_, select
 
 from neffcache_server.database.engine import Database, ReadConnection
 from neffcache_server.database.models import counters, differences, entries, failures
@@ -101,6 +101,14 @@ class Queries:
         name = case(*((used >= now - days * _DAY, label) for label, days in AGES), else_="longer ago").label("name")
         found = {r.name: _group(r) for r in await db.execute(_sums(namespace, name).group_by(name))}
         return [found.get(label) or Group(name=label, number=0, bytes=0) for label, _ in AGES]
+
+    async def older(
+        self, db: ReadConnection, namespace: str | None, before: float, *, published: bool = False
+    ) -> Group:
+        """What was last used (or, with `published`, stored) before an instant and is not pinned."""
+        when = entries.c.created_at if published else func.coalesce(entries.c.last_hit_at, entries.c.created_at)
+        statement = _sums(namespace, literal("").label("name")).where(when < before, entries.c.pinned.is_(False))
+        return _group((await db.execute(statement)).one())
 
 
 def _matching(namespace: str | None, search: str) -> list[ColumnElement[bool]]:

@@ -5,13 +5,16 @@ from __future__ import annotations
 import time
 from collections import Counter
 from collections.abc import Sequence
+from dataclasses import dataclass
 from typing import Any
 
 from neffcache_client.wire import JobRow
 
 from neffcache_server.dashboard import charts
+from neffcache_server.dashboard.queries import Group, Queries
 from neffcache_server.database.engine import ReadConnection
 from neffcache_server.recording.history import Figures
+from neffcache_server.settings import ServerSettings
 from neffcache_server.state import State
 
 _HOUR, _DAY = 3600, 86400
@@ -101,6 +104,32 @@ def _lanes(events: Sequence[Any]) -> tuple[list[str], list[charts.Segment]]:
             segments.append(charts.Segment(lane, e.verdict, start, e.at - begin))
     names = [f"rank {rank} · {host}" if rank is not None else host for host, rank in chosen]
     return names, segments
+
+
+@dataclass(slots=True)
+class Rule:
+    """A rule of garbage collection: what it would remove now, and what besides within a week."""
+
+    text: str
+    now: Group
+    soon: Group
+
+
+async def forecast(
+    queries: Queries, db: ReadConnection, namespace: str | None, settings: ServerSettings, now: float
+) -> list[Rule]:
+    """What the rules that are set take, apart from the bound on bytes."""
+    rules = []
+    for seconds, published, text in (
+        (settings.gc_unused_seconds, False, "not used"),
+        (settings.gc_age_seconds, True, "stored longer ago than that"),
+    ):
+        if seconds:
+            first = await queries.older(db, namespace, now - seconds, published=published)
+            later = await queries.older(db, namespace, now - seconds + 7 * _DAY, published=published)
+            soon = Group(name="", number=later.number - first.number, bytes=later.bytes - first.bytes)
+            rules.append(Rule(f"{text}, {seconds / _DAY:g} days", first, soon))
+    return rules
 
 
 async def health(state: State, db: ReadConnection, namespace: str | None) -> dict[str, Any]:
