@@ -32,6 +32,7 @@ from neffcache_server.health.endpoints import router as health
 from neffcache_server.kit.body_limit import BodyLimit
 from neffcache_server.kit.hub import EventHub, LocalHub
 from neffcache_server.kit.notify_hub import NotifyHub
+from neffcache_server.kit.request_id import RequestIds
 from neffcache_server.kit.tracing import Traced, tracer
 from neffcache_server.leases.endpoints import router as leases
 from neffcache_server.leases.publish import PublishService
@@ -94,6 +95,8 @@ def create_app(settings: ServerSettings) -> FastAPI:
     app.add_middleware(BodyLimit, limit=_MAX_JSON_BYTES)
     if (spans := tracer()) is not None:
         app.add_middleware(Traced, tracer=spans)
+    # Added last, so it is outermost: refusals of the others have an id too.
+    app.add_middleware(RequestIds)
     install_handlers(app)
     app.openapi = problem_openapi(app, routers)  # type: ignore[method-assign]  # the documented way to extend the schema
     return app

@@ -28,8 +28,11 @@ def register_serve(subparsers: Subparsers) -> argparse.ArgumentParser:
     parser.add_argument("--database-url", help="another database than SQLite in the data folder")
     parser.add_argument("--storage-url", help="another store than a folder in the data folder")
     parser.add_argument("--port-file", type=Path, help="write the server's URL to this file when it is ready")
-    parser.add_argument("--workers", type=int, default=1, help="processes (the embedded database takes one)")
+    parser.add_argument(
+        "--workers", type=int, help="processes (default 1, which is all that the embedded database takes)"
+    )
     parser.add_argument("--log-level", choices=("debug", "info", "warning", "error"), help="default: warning")
+    parser.add_argument("--log-format", choices=("text", "json"), help="form of log lines (default: text)")
     parser.add_argument("--access-log", action="store_true", default=None, help="log every request")
     return parser
 
@@ -49,7 +52,7 @@ def run_serve(args: argparse.Namespace) -> int:
     """Serve until SIGTERM or SIGINT. Returns the exit code."""
     from neffcache_server.serve import serve
 
-    return guarded(args, lambda settings: serve(settings, workers=args.workers, port_file=args.port_file))
+    return guarded(args, lambda settings: serve(settings, port_file=args.port_file))
 
 
 def run_db(args: argparse.Namespace) -> int:

@@ -14,6 +14,7 @@ from pydantic import TypeAdapter
 from starlette.exceptions import HTTPException
 
 from neffcache_server.auth.documents import describe_access
+from neffcache_server.kit.request_id import HEADER, request_id
 from neffcache_server.problems import (
     MEDIA_TYPE,
     DatabaseUnavailable,
@@ -64,8 +65,10 @@ async def _on_http(_request: Request, exc: Exception) -> JSONResponse:
 
 
 async def _on_fault(_request: Request, _exc: Exception) -> JSONResponse:
-    # The server logs the traceback; the client is told nothing of it.
-    return answer(ServerProblem("an unexpected fault; the server's log has more").problem())
+    # The server logs the traceback; the client is told nothing of it but where to look.
+    named = request_id.get()
+    headers = {HEADER: named} if named else None
+    return answer(ServerProblem("an unexpected fault; the server's log has more").problem(), headers)
 
 
 def problem_openapi(app: FastAPI, routers: Sequence[APIRouter]) -> Callable[[], dict[str, Any]]:

@@ -1,97 +1,61 @@
-"""Running the application with uvicorn: one ready line, a quick and quiet end."""
+"""What has to be right before requests are served, and the line that says that they are."""
 
 from __future__ import annotations
 
 import asyncio
 import fcntl
-import logging
 import os
-import re
-import signal
 import socket
-from collections.abc import Callable, Iterator
+import sys
+from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
-import uvicorn
-
-from neffcache_server.app import create_app
 from neffcache_server.auth.exposure import check_access
 from neffcache_server.database.migrate import ensure_schema
-from neffcache_server.problems import SetupError
+from neffcache_server.problems import SetupError, StorageUnavailable
+from neffcache_server.process import serve_process
 from neffcache_server.settings import ServerSettings
-from neffcache_server.state import State
+from neffcache_server.storage.base import StorageMisconfigured
 from neffcache_server.storage.open import open_store
+from neffcache_server.workers import Run, Workers
 
-_LEASE_IN_PATH = re.compile(r"/leases/[^/ ?]+")
 
-
-def serve(settings: ServerSettings, *, workers: int = 1, port_file: Path | None = None) -> int:
+def serve(settings: ServerSettings, *, port_file: Path | None = None) -> int:
     """Serve until SIGTERM or SIGINT; returns the exit code. Raises SetupError when it cannot start."""
-    if workers != 1:
+    workers = settings.workers
+    if workers != 1 and settings.embedded:
         raise SetupError(
             f"--workers {workers}: one process is all that can share the embedded database and wake each other's "
-            "waiters; start it with --workers 1"
+            "waiters; start it with --workers 1, or give it PostgreSQL (--database-url)"
         )
     with _data_dir(settings):
         ensure_schema(settings)
         check_access(settings)
-        open_store(settings)
+        check_store(settings)
         listener = _listen(settings.host, settings.port)
-        url = _url(settings.host, listener)
-        app = create_app(settings)
-        config = uvicorn.Config(
-            app,
-            log_level=settings.log_level,
-            access_log=settings.access_log,
-            timeout_graceful_shutdown=settings.shutdown_seconds,
-            server_header=False,
-            # Ten thousand ranks may knock at the same moment.
-            backlog=16384,
-        )
-        if settings.access_log:
-            logging.getLogger("uvicorn.access").addFilter(_without_lease_ids)
-        server = _Server(config, lambda: _ready(url, settings, port_file), lambda: _stop_waiting(app.state))
-        with asyncio.Runner() as runner:
-            runner.run(server.serve([listener]))
-    return 0 if server.started else 1
+
+        def ready() -> None:
+            _ready(_url(settings.host, listener), settings, port_file)
+
+        if workers == 1:
+            return serve_process(settings, listener, ready)
+        run: Run = lambda told, lifeline: serve_process(settings, listener, told, lifeline)  # noqa: E731
+        return Workers(workers, run, ready).serve()
 
 
-class _Server(uvicorn.Server):
-    """uvicorn with our ready line, and signals that wake waiters before connections are closed."""
+def check_store(settings: ServerSettings) -> None:
+    """Raises SetupError when the store says that it cannot be used like this.
 
-    def __init__(self, config: uvicorn.Config, ready: Callable[[], None], stop_waiting: Callable[[], None]) -> None:
-        super().__init__(config)
-        self._ready = ready
-        self._stop_waiting = stop_waiting
-
-    async def startup(self, sockets: list[socket.socket] | None = None) -> None:
-        await super().startup(sockets)
-        self._ready()
-
-    @contextmanager
-    def capture_signals(self) -> Iterator[None]:
-        # uvicorn would raise the signal once more at the end: exit by signal, KeyboardInterrupt on the terminal.
-        loop = asyncio.get_running_loop()
-        for number in (signal.SIGTERM, signal.SIGINT):
-            loop.add_signal_handler(number, self._on_signal)
-        try:
-            yield
-        finally:
-            for number in (signal.SIGTERM, signal.SIGINT):
-                loop.remove_signal_handler(number)
-
-    def _on_signal(self) -> None:
-        self.force_exit = self.should_exit
-        self.should_exit = True
-        # uvicorn waits for running requests before it ends the application, and a long-poll runs for 25 s.
-        self._stop_waiting()
-
-
-def _stop_waiting(app_state: object) -> None:
-    state: State | None = getattr(app_state, "neffcache", None)
-    if state is not None:
-        state.leases.stop()
+    One that does not answer just now is no reason not to start: requests that need it are answered 503 meanwhile.
+    """
+    store = open_store(settings)
+    try:
+        asyncio.run(store.check())
+    except StorageMisconfigured as exc:
+        raise SetupError(exc.detail) from exc
+    except StorageUnavailable as exc:
+        print(f"neffcache: starting all the same: {exc.detail}", file=sys.stderr)  # noqa: T201  # no logging yet
 
 
 def _ready(url: str, settings: ServerSettings, port_file: Path | None) -> None:
@@ -143,9 +107,3 @@ def _data_dir(settings: ServerSettings) -> Iterator[None]:
         yield
     finally:
         os.close(descriptor)
-
-
-def _without_lease_ids(record: logging.LogRecord) -> bool:
-    if isinstance(record.args, tuple):
-        record.args = tuple(_LEASE_IN_PATH.sub("/leases/***", a) if isinstance(a, str) else a for a in record.args)
-    return True

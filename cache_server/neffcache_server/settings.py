@@ -162,6 +162,15 @@ class ServerSettings(BaseSettings):
     shutdown_seconds: int = Field(10, ge=0, description="Grace for running transfers after SIGTERM.")
     access_log: bool = Field(False, description="Log every request (lease ids are blotted out).")
     log_level: str = Field("warning", description="debug, info, warning or error.")
+    log_format: Literal["text", "json"] = Field("text", description="Form of log lines; json is one object a line.")
+    workers: int = Field(
+        1, ge=1, le=64, description="Serving processes on this host. More than one needs PostgreSQL."
+    )
+    forwarded_allow_ips: str = Field(
+        "127.0.0.1",
+        description="Proxies whose X-Forwarded-For and -Proto are believed: addresses or networks, separated "
+        "by commas, or *.",
+    )
 
     @field_validator("admin_token")
     @classmethod

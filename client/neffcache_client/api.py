@@ -21,6 +21,7 @@ from neffcache_client.errors import (
     LeaseSuperseded,
     NotAllowed,
     RequestRefused,
+    ServerBusy,
     ServerFault,
     ServerUnreachable,
 )
@@ -399,7 +400,8 @@ def _raise_for(response: httpx.Response) -> None:
     problem = _problem(response)
     where = f"the cache server answered {status}"
     if status >= 500 or status == 429:
-        raise ServerFault(f"{where}: {problem.detail or problem.title}" if problem else where)
+        fault = ServerBusy if status in (502, 503) else ServerFault
+        raise fault(f"{where}: {problem.detail or problem.title}" if problem else where)
     if status in (401, 403):
         detail = problem.detail if problem else "check NEFFCACHE_TOKEN"
         raise NotAllowed(f"{where}: {detail}", code=problem.code if problem else "not_allowed", status=status)

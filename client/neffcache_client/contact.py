@@ -18,6 +18,7 @@ from neffcache_client.errors import (
     CacheUnavailable,
     NeffcacheError,
     RequestRefused,
+    ServerBusy,
     ServerUnreachable,
 )
 from neffcache_client.heartbeat import Heart, LeaseView
@@ -32,6 +33,7 @@ if TYPE_CHECKING:
 Log = Callable[[str], None]
 _RETRY_SECONDS = (0.25, 0.5, 1.0, 2.0)
 _ASK_WHILE_COMPILING_SECONDS = 2.0
+_BUSY_SECONDS = 0.25
 _WARN_AT = 0.9
 _CUT_SECONDS = 2.0
 
@@ -95,7 +97,14 @@ class Contact:
 
         def ask() -> AcquireAnswer:
             try:
-                return self.client.acquire(self.key, request, seconds=seconds + extra, sent=taken.set)
+                while True:
+                    try:
+                        return self.client.acquire(self.key, request, seconds=seconds + extra, sent=taken.set)
+                    except ServerBusy:
+                        # A replica that is being replaced sends its callers away; the next one takes them.
+                        taken.clear()
+                        if time.monotonic() + 2 * _BUSY_SECONDS > deadline or self._abort.wait(_BUSY_SECONDS):
+                            raise
             except AnswerLost:
                 # The server may have granted the lease: the same question gets the same answer, if time allows.
                 taken.clear()

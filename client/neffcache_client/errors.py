@@ -12,6 +12,7 @@
     │   ├── ServerUnreachable      no answer: DNS, refused, time-out, TLS, broken body
     │   │   └── AnswerLost         the request went out, its answer did not come: it may have been acted on
     │   └── ServerFault            an answer of 5xx, or one that makes no sense
+    │       └── ServerBusy         502 or 503: a replica that stops, a proxy between two of them
     ├── RequestRefused             the server understood and said no (4xx); carries `code` and `status`
     │   ├── LeaseSuperseded        another holder has the lease: this one may change nothing any more
     │   └── NotAllowed             401 or 403
@@ -85,6 +86,10 @@ class AnswerLost(ServerUnreachable):
 
 class ServerFault(CacheUnavailable):
     """The cache server gave an answer that cannot be used."""
+
+
+class ServerBusy(ServerFault):
+    """The cache server, or a proxy before it, asked to come again in a moment (502, 503)."""
 
 
 class RequestRefused(NeffcacheError):

@@ -419,7 +419,7 @@ def test_every_useless_answer_ends_in_a_local_compile_with_one_warning(
     node: Node, server: ScriptedServer, reply: Reply
 ) -> None:
     """UC-10."""
-    server.script("acquire", reply, reply)
+    server.script("acquire", *[reply] * 12)
     got = node.obtain()
     assert (got.verdict, got.exit_code) == ("fallback", 0)
     assert node.output().read_bytes() == NEFF
@@ -430,6 +430,15 @@ def test_every_useless_answer_ends_in_a_local_compile_with_one_warning(
     assert len(server.calls("acquire")) == asked, "the breaker is open: nobody asks"
     assert len(node.warnings()) == 1
     assert node.spooled() == 2
+
+
+def test_a_replica_that_stops_sends_a_newcomer_to_the_next(node: Node, server: ScriptedServer) -> None:
+    """A rolling upgrade is no outage: the same question again, within the 2 s of the first contact."""
+    server.script("acquire", problem(503, "shutting_down"), Reply(status=503, body=b"<html>no server"), HIT)
+    server.script("get", Reply(body=NEFF))
+    assert node.obtain().verdict == "remote"
+    assert len({seen.json["lease_id"] for seen in server.calls("acquire")}) == 1
+    assert node.warnings() == []
 
 
 def test_a_refused_connection_ends_in_a_local_compile(tmp_path: Path) -> None:

@@ -21,7 +21,7 @@ ACCESS_KEY, SECRET_KEY, REGION = "neffcache-test", "not-a-secret", "us-east-1"
 BUCKET = "neffs"
 
 _NGINX = """
-worker_processes 1;
+master_process off;
 daemon off;
 pid {folder}/nginx.pid;
 error_log {folder}/nginx-error.log warn;
@@ -40,11 +40,13 @@ http {{
   proxy_read_timeout 600s;
   server {{
     listen 127.0.0.1:{port};
-    location / {{ proxy_pass http://127.0.0.1:{s3_port}; proxy_set_header Host $http_host;
-      proxy_set_header Connection ""; }}
+    location / {{ {action} }}
   }}
 }}
 """
+
+
+_PASS = 'proxy_pass http://127.0.0.1:{s3_port}; proxy_set_header Host $http_host; proxy_set_header Connection "";'
 
 
 class Seen(NamedTuple):
@@ -62,7 +64,7 @@ class Seen(NamedTuple):
 
 
 class S3:
-    """An object store with one bucket. `endpoint` stays the same over restarts."""
+    """An object store with one bucket."""
 
     def __init__(self, folder: Path) -> None:
         """Start it and make the bucket."""
@@ -75,32 +77,52 @@ class S3:
             "actions": ["Admin", "Read", "Write", "List", "Tagging"],
         }
         (folder / "s3.json").write_text(json.dumps({"identities": [identity]}))
-        (folder / "nginx.conf").write_text(_NGINX.format(folder=folder, port=self._port, s3_port=self._s3_port))
         # All named: what is not would be a port above 30000, where the kernel may have put somebody's connection.
         services = ("master", "volume", "filer")
         self._ports = {f"{name}.port{kind}": free_port() for name in services for kind in ("", ".grpc")}
         self._ports["s3.port.grpc"] = free_port()
-        self._processes: list[Leashed] = []
-        self.start()
+        self._start()
         self._make_bucket()
 
-    def start(self) -> None:
-        """Start, and return when it answers."""
+    def _start(self) -> None:
         weed = str(Path(sys.executable).with_name("weed"))
         ports = [f"-{name}={port}" for name, port in self._ports.items()]
         ports += [f"-{name}.localSocket={self.folder / name}.sock" for name in ("filer", "s3")]
         command = [weed, "server", f"-dir={self.folder}", "-ip=127.0.0.1", "-ip.bind=127.0.0.1", *ports]
         command += ["-filer", "-s3", f"-s3.port={self._s3_port}", f"-s3.config={self.folder / 's3.json'}"]
-        command += ["-s3.autoCreateBucket=false", "-s3.port.iceberg=0", "-s3.iam=false"]
+        command += ["-s3.autoCreateBucket=false", "-s3.port.iceberg=0", "-s3.port.lance=0"]
+        command += ["-s3.iam=false"]
         command += ["-master.telemetry=false", "-volume.max=30", "-master.volumeSizeLimitMB=512"]
         command += ["-volume.minFreeSpace=0", "-filer.maxMB=32"]
-        store = Leashed(command, log=self.folder / "weed.log", folder=self.folder)
-        door = Leashed(
-            ["nginx", "-c", str(self.folder / "nginx.conf"), "-p", str(self.folder)], log=self.folder / "nginx.log"
-        )
-        self._processes = [door, store]
-        store.wait_ready(self._ready)
+        self._store = Leashed(command, log=self.folder / "weed.log", folder=self.folder)
+        self._store.wait_ready(self._ready)
+        self._door = self._open_door(_PASS.format(s3_port=self._s3_port))
+
+    def close(self) -> None:
+        """Stop for good."""
+        self._door.stop(signal.SIGKILL)
+        self._store.stop(signal.SIGKILL)
+        for port in (self._s3_port, *self._ports.values()):
+            for socket in Path("/tmp").glob(f"seaweedfs-*-{port}.sock"):
+                socket.unlink(missing_ok=True)
+
+    @contextmanager
+    def refusing(self) -> Iterator[None]:
+        """An outage: connections break off, then every request is answered 503."""
+        self._door.stop(signal.SIGKILL)
+        self._door = self._open_door("return 503;")
+        try:
+            yield
+        finally:
+            self._door.stop(signal.SIGKILL)
+            self._door = self._open_door(_PASS.format(s3_port=self._s3_port))
+
+    def _open_door(self, action: str) -> Leashed:
+        config = self.folder / "nginx.conf"
+        config.write_text(_NGINX.format(folder=self.folder, port=self._port, action=action))
+        door = Leashed(["nginx", "-c", str(config), "-p", str(self.folder)], log=self.folder / "nginx.log")
         door.wait_ready(lambda: listens(self._port))
+        return door
 
     def _make_bucket(self) -> None:
         """The gateway answers before what is behind it does: a 5xx just after the start is no failure."""
@@ -116,16 +138,6 @@ class S3:
                     sys.stderr.write((self.folder / "weed.log").read_text()[-2000:])
                     raise
                 time.sleep(0.25)
-
-    def stop(self) -> None:
-        """Take it away: connections are refused."""
-        for process in self._processes:
-            process.stop(signal.SIGTERM)
-
-    def kill(self) -> None:
-        """Take it away at once."""
-        for process in self._processes:
-            process.stop(signal.SIGKILL)
 
     @property
     def environment(self) -> dict[str, str]:
@@ -197,5 +209,5 @@ def running_s3() -> Iterator[S3]:
         yield store
     finally:
         if store is not None:
-            store.kill()
+            store.close()
         shutil.rmtree(folder, ignore_errors=True)

@@ -32,7 +32,9 @@ class ServerProcess:
         self.port = 0
         self.url = ""
         inherited = {k: v for k, v in os.environ.items() if not k.startswith("NEFFCACHE_")}
-        self._env = inherited | backends.environment(self.data_dir) | dict(env or {})
+        # Several servers on one state are told so in `env`; else each has its own.
+        own = {} if env and "NEFFCACHE_SERVER_DATABASE_URL" in env else backends.environment(self.data_dir)
+        self._env = inherited | own | dict(env or {})
         self._arguments = arguments
         self.program = program
         """What Python runs; a test that breaks the server from inside brings its own."""
