@@ -14,7 +14,7 @@ from neffcache_server.auth import EVERYTHING, CurrentPrincipal, Principal, publi
 from neffcache_server.auth.requirement import SESSION_COOKIE, check_origin
 from neffcache_server.dashboard import charts, views
 from neffcache_server.dashboard.page import FOLDER, PageRoute, page, scope_of
-from neffcache_server.dashboard.queries import PAGE, Queries
+from neffcache_server.dashboard.queries import MOST_COUNTED, MOST_PAGES, PAGE, Queries
 from neffcache_server.dashboard.words import factor_rows, money
 from neffcache_server.entries.endpoints import delete_entry, pin_entry, quarantine_entry, unpin_entry
 from neffcache_server.problems import EntryUnknown, JobUnknown, RouteUnknown, ServerProblem
@@ -29,7 +29,7 @@ NamespaceQuery = Annotated[
 NamespacePath = Annotated[str, Path(max_length=63), AfterValidator(check_namespace)]
 KeyPath = Annotated[str, Path(max_length=64), AfterValidator(lambda k: check_key(k))]
 Search = Annotated[str, Query(max_length=255), AfterValidator(str.strip)]
-PageNumber = Annotated[int, Query(ge=1, le=10_000)]
+PageNumber = Annotated[int, Query(alias="page", ge=1, le=MOST_PAGES)]
 Order = Literal["created", "size", "compile", "hits", "used"]
 JobOrder = Literal["last_at", "ranks", "compiles", "waited_seconds", "spent_seconds", "saved_seconds"]
 
@@ -128,7 +128,7 @@ async def graphs(
     q: Search = "",
     sort: Order = "created",
     up: bool = False,
-    number: Annotated[int, Query(alias="page", ge=1, le=10_000)] = 1,
+    number: PageNumber = 1,
 ) -> Response:
     """What is stored."""
     scope = scope_of(principal, namespace)
@@ -142,10 +142,11 @@ async def graphs(
         rows=rows,
         total=total,
         q=q,
+        more=bool(q) and total == MOST_COUNTED,
         sort=sort,
         up=up,
         page=number,
-        pages=max(1, -(-total // PAGE)),
+        pages=min(MOST_PAGES, max(1, -(-total // PAGE))),
         now=at,
     )
 
@@ -214,7 +215,7 @@ async def jobs(
     namespace: NamespaceQuery = None,
     q: Search = "",
     sort: JobOrder = "last_at",
-    number: Annotated[int, Query(alias="page", ge=1, le=10_000)] = 1,
+    number: PageNumber = 1,
 ) -> Response:
     """Jobs."""
     scope = scope_of(principal, namespace)
@@ -231,7 +232,7 @@ async def jobs(
         q=q,
         sort=sort,
         page=number,
-        pages=max(1, -(-total // PAGE)),
+        pages=min(MOST_PAGES, max(1, -(-total // PAGE))),
         now=at,
     )
 
