@@ -91,7 +91,7 @@ def paint(url: str, report: dict[str, Any]) -> None:
             context = browser.new_context(viewport={"width": 1280, "height": 800})
             page = context.new_page()
             answers: list[Any] = []
-            page.on("response", answers.append)
+            page.on("response", lambda answer, answers=answers: answers.append(answer))
             page.goto(url + path, wait_until="load")
             page.wait_for_function(f"() => {_PAINT} > 0")
             sizes = [len(answer.body()) for answer in list(answers) if "/v1/events" not in answer.url]
