@@ -240,14 +240,16 @@ def test_database_locked_by_somebody_else(tmp_path: Path, server: ServerProcess)
 def test_disk_of_the_server_full(tmp_path: Path) -> None:
     """503, which is no refusal: the rank keeps its copy until there is room again."""
     need_mounts()
-    with full_folder(tmp_path / "disk", size="2m") as (disk, fill, free):
-        with running_server(disk / "server") as server:
-            fill()
-            node = Node(tmp_path / "host", server.url)
-            got = node.obtain()
-            assert (got.verdict, got.exit_code, node.spooled()) in [("compiled", 0, 1), ("fallback", 0, 1)]
-            assert len(node.warnings()) == 1
-            free()
-            push(node)
-            late = Node(tmp_path / "late", server.url)
-            assert (late.obtain().verdict, late.compiles) == ("remote", 0)
+    with (
+        full_folder(tmp_path / "disk", size="2m") as (disk, fill, free),
+        running_server(disk / "server") as server,
+    ):
+        fill()
+        node = Node(tmp_path / "host", server.url)
+        got = node.obtain()
+        assert (got.verdict, got.exit_code, node.spooled()) in [("compiled", 0, 1), ("fallback", 0, 1)]
+        assert len(node.warnings()) == 1
+        free()
+        push(node)
+        late = Node(tmp_path / "late", server.url)
+        assert (late.obtain().verdict, late.compiles) == ("remote", 0)

@@ -5,6 +5,7 @@ A compiler is a folder to put on PATH. Every run appends a line to `runs`, every
 
 from __future__ import annotations
 
+import json
 import os
 import sys
 from pathlib import Path
@@ -18,6 +19,9 @@ _PROGRAM = """#!{python} -IS
 import os, signal, sys, time
 sys.path.append({client!r})
 O = {options!r}
+if "FAKE_COMPILER" in os.environ:
+    import json
+    O.update(json.loads(os.environ["FAKE_COMPILER"]))
 
 def note(name, text):
     fd = os.open(os.path.join(O["folder"], name), os.O_WRONLY | os.O_APPEND | os.O_CREAT)
@@ -122,27 +126,21 @@ _DEFAULTS: dict[str, Any] = {
 }
 
 
-class FakeCompiler:
-    """A folder with a `neuronx-cc` in it.
+class Behaviour:
+    """How one compiler behaves on one host: `env` for that host's ranks, and what ran there.
 
-    Options: `seconds` and `gate` (a file to wait for) before it ends; `stdout`, `stderr` text and `stdout_bytes`,
-    `stderr_bytes` of flood; `exit_code`; `output` = "neff", "" for none, or text to write instead; `partial` writes
-    half a file first; `cut` bytes are missing at the NEFF's end; `kill_self` a signal; `endless`;
-    `leave_grandchild` in a session of its own.
+    Two FakeCompilers with other options are two compilers, whose results nobody shares.
     """
 
     def __init__(self, folder: Path, **options: Any) -> None:
         unknown = set(options) - set(_DEFAULTS)
         assert not unknown, unknown
-        self.folder = folder
         folder.mkdir(parents=True, exist_ok=True)
-        self.path = folder / "neuronx-cc"
-        values = {**_DEFAULTS, "folder": str(folder), **options}
-        if values["gate"]:
+        self.folder = folder
+        values = {"folder": str(folder), **options}
+        if values.get("gate"):
             values["gate"] = str(values["gate"])
-        self.version: str = values["version"]
-        self.path.write_text(_PROGRAM.format(python=sys.executable, client=CLIENT_PATH, options=values))
-        self.path.chmod(0o755)
+        self.env = {"FAKE_COMPILER": json.dumps(values)}
 
     @property
     def runs(self) -> int:
@@ -178,6 +176,26 @@ class FakeCompiler:
             return (self.folder / name).read_text().splitlines()
         except FileNotFoundError:
             return []
+
+
+class FakeCompiler(Behaviour):
+    """A folder with a `neuronx-cc` in it.
+
+    Options: `seconds` and `gate` (a file to wait for) before it ends; `stdout`, `stderr` text and `stdout_bytes`,
+    `stderr_bytes` of flood; `exit_code`; `output` = "neff", "" for none, or text to write instead; `partial` writes
+    half a file first; `cut` bytes are missing at the NEFF's end; `kill_self` a signal; `endless`;
+    `leave_grandchild` in a session of its own.
+    """
+
+    def __init__(self, folder: Path, **options: Any) -> None:
+        super().__init__(folder, **options)
+        self.path = folder / "neuronx-cc"
+        values = {**_DEFAULTS, "folder": str(folder), **options}
+        if values["gate"]:
+            values["gate"] = str(values["gate"])
+        self.version: str = values["version"]
+        self.path.write_text(_PROGRAM.format(python=sys.executable, client=CLIENT_PATH, options=values))
+        self.path.chmod(0o755)
 
 
 def _runs(pid: int) -> bool:

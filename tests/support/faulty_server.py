@@ -1,6 +1,6 @@
 """The real server with something that breaks inside: `python faulty_server.py SPEC serve …`.
 
-SPEC is `module:Class.method:when:what:count`: before or after the method's `count`th call, `kill` the process or raise
+SPEC is `module:Class.method:when:what:count`: before or after the `count`th call, `kill` the process or raise
 an `error` of the store. `count` of 0 is every call.
 """
 
