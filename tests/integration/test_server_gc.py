@@ -353,6 +353,33 @@ def test_killed_between_object_and_row_is_made_good_by_the_next(
     run(check())
 
 
+def test_a_store_that_hangs_does_not_keep_rows_locked(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(collector, "_DELETE_SECONDS", 0.05)
+
+    async def check() -> None:
+        clock = StoppedClock()
+        async with cache(tmp_path, clock) as state:
+            sha256 = await publish(state, 0)
+            clock.value += 1
+            await collect(state, replace(POLICY, compilers=("*",)))
+            clock.value += 1
+            gate = asyncio.Event()
+
+            async def hangs(*_: Any) -> None:
+                await gate.wait()
+
+            monkeypatch.setattr(type(state.store), "delete", hangs)
+            with pytest.raises(StorageUnavailable):
+                await collect(state)
+            gate.set()
+            monkeypatch.undo()
+            assert (await acquire(state, KEYS[1], 30)).state == "leased"
+            assert await held(state, sha256)
+            assert (await collect(state)).blobs.number == 1
+
+    run(check())
+
+
 def test_one_replica_collects_at_a_time(tmp_path: Path) -> None:
     async def check() -> None:
         clock = StoppedClock()
@@ -393,7 +420,7 @@ def test_collecting_many_entries_holds_up_no_hit(tmp_path: Path) -> None:
     """Every transaction is small: a hit that comes in the middle waits for one of them at most."""
 
     async def check() -> None:
-        number = 3_000
+        number = 1_000 if backends.current().shared else 3_000
         async with cache(tmp_path) as state:
             await publish(state, 0)
             await many(state, number)
@@ -410,8 +437,8 @@ def test_collecting_many_entries_holds_up_no_hit(tmp_path: Path) -> None:
             report = await collecting
             assert report.entries["compiler"].number == number
             assert await left(state) == [0]
-            # 15 removals and 60 sweeps: had one transaction held everybody up, a few hits would have got through.
-            assert hits > 30
+            # Removals take 200 at a time: had one transaction held everybody up, few hits would have got through.
+            assert hits > number // 200
             assert slowest < 2.0
 
     run(check())

@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Iterable
 from typing import Any
 
 from anyio import to_thread
@@ -21,11 +21,13 @@ from neffcache_server.database.engine import Database
 from neffcache_server.database.models import entries
 from neffcache_server.gc.policy import Policy, Report
 from neffcache_server.gc.repository import GcRepository
+from neffcache_server.problems import StorageUnavailable
 from neffcache_server.storage.base import BlobStore, StoredObject
 
 # On SQLite every rank's lease waits while one of these is written: tens of milliseconds.
 _ENTRIES_AT_ONCE = 200
-_BLOBS_AT_ONCE = 50
+_BLOBS_AT_ONCE = 100
+_DELETE_SECONDS = 5.0
 _PAGE = 2000
 _FETCH = 5000
 _LISTED_AT_ONCE = 500
@@ -103,11 +105,16 @@ class Collector:
                 # What one rule removes is not there for the next.
                 removable &= ~rule
                 continue
+            after = ""
             while True:
                 async with self._db.read() as db:
-                    rows = await self._repo.candidates(db, where, _ENTRIES_AT_ONCE)
-                if not rows or not await self._remove(namespace, [row.key for row in rows], where, reason):
+                    rows = await self._repo.candidates(db, where, after, _FETCH)
+                if not rows:
                     break
+                after = rows[-1].key
+                for start in range(0, len(rows), _ENTRIES_AT_ONCE):
+                    keys = [row.key for row in rows[start : start + _ENTRIES_AT_ONCE]]
+                    await self._remove(namespace, keys, where, reason)
 
     async def _by_size(self, namespace: str) -> None:
         if not self._policy.max_bytes:
@@ -119,7 +126,7 @@ class Collector:
         where = self._repo.removable(namespace, self._policy.grace_seconds)
         while excess > 0:
             async with self._db.read() as db:
-                rows = await self._repo.candidates(db, where, _FETCH, oldest_first=True)
+                rows = await self._repo.least_used(db, where, _FETCH)
             before = excess
             for start in range(0, len(rows), _ENTRIES_AT_ONCE):
                 chosen, excess = _enough(rows[start : start + _ENTRIES_AT_ONCE], excess)
@@ -132,14 +139,13 @@ class Collector:
             if self.report.dry_run or before == excess:
                 return
 
-    async def _remove(self, namespace: str, keys: list[str], where: ColumnElement[bool], reason: str) -> int:
+    async def _remove(self, namespace: str, keys: list[str], where: ColumnElement[bool], reason: str) -> None:
         async with self._db.write() as db:
             rows = await self._repo.remove_entries(db, namespace, keys, where)
         for row in rows:
             self.report.removed(reason, row.size)
         # Let whoever waits for the lock have it.
         await asyncio.sleep(0)
-        return len(rows)
 
     # Blobs
 
@@ -153,16 +159,38 @@ class Collector:
                     await self._repo.doom(db, namespace, [r.sha256 for r in rows if r.namespace == namespace])
 
     async def _sweep(self) -> None:
+        grace = self._policy.grace_seconds
         while True:
-            async with self._db.write() as db:
-                rows, reprieved = await self._repo.take_doomed(db, self._policy.grace_seconds, _BLOBS_AT_ONCE)
-                await asyncio.gather(*(self._store.delete(row.namespace, row.sha256) for row in rows))
-                if rows:
-                    await self._repo.forget(db, rows)
-            for row in rows:
-                self.report.blobs.add(row.size)
-            if not rows and not reprieved:
+            async with self._db.read() as db:
+                due = await self._repo.due(db, grace, _FETCH)
+            deleted = 0
+            for start in range(0, len(due), _BLOBS_AT_ONCE):
+                async with self._db.write() as db:
+                    rows = await self._repo.take(db, due[start : start + _BLOBS_AT_ONCE], grace)
+                    await self._delete((row.namespace, row.sha256) for row in rows)
+                    if rows:
+                        await self._repo.forget(db, rows)
+                for row in rows:
+                    self.report.blobs.add(row.size)
+                deleted += len(rows)
+            # Those that another collection has locked are its own.
+            if not deleted:
                 return
+
+    async def _delete(self, objects: Iterable[tuple[str, str]]) -> None:
+        """Delete objects. Raises StorageUnavailable, soon: rows are locked meanwhile, on SQLite all of them."""
+        tasks = [asyncio.ensure_future(self._store.delete(namespace, sha256)) for namespace, sha256 in objects]
+        if not tasks:
+            return
+        # Not cancelled when they take too long: that would wait for the threads they run in. What they still delete
+        # belongs to rows that stay marked.
+        done, late = await asyncio.wait(tasks, timeout=_DELETE_SECONDS)
+        for task in late:
+            task.add_done_callback(_retrieve)
+        if faults := [task.exception() for task in done if task.exception() is not None]:
+            raise faults[0]  # type: ignore[misc]  # mypy does not see the condition
+        if late:
+            raise StorageUnavailable("the store is slow to delete; garbage is collected another time")
 
     # What the database does not know
 
@@ -180,7 +208,7 @@ class Collector:
             batch = found[start : start + _BLOBS_AT_ONCE]
             if not self.report.dry_run:
                 batch = await self._unknown(batch)
-                await asyncio.gather(*(self._store.delete(o.namespace, o.sha256) for o in batch))
+                await self._delete((o.namespace, o.sha256) for o in batch)
             for orphan in batch:
                 self.report.orphans.add(orphan.size)
 
@@ -197,6 +225,11 @@ class Collector:
         sizes = await to_thread.run_sync(_sweep_staging, self._store, self.report.dry_run)
         for size in sizes:
             self.report.abandoned.add(size)
+
+
+def _retrieve(task: asyncio.Future[None]) -> None:
+    if not task.cancelled():
+        task.exception()
 
 
 def _enough(rows: list[Any], excess: int) -> tuple[list[Any], int]:

@@ -39,9 +39,7 @@ def register(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) ->
     parser.add_argument("--max-bytes", type=_bytes, metavar="50G", help="per namespace; least recently used go first")
     parser.add_argument("--unused", type=duration, metavar="30d", help="without a hit for this long")
     parser.add_argument("--older", type=duration, metavar="90d", help="published before that")
-    parser.add_argument(
-        "--compiler", action="append", metavar="2.19.*", help="made by these; may be repeated"
-    )
+    parser.add_argument("--compiler", action="append", metavar="2.19.*", help="made by these; may be repeated")
     parser.add_argument("--grace", type=duration, metavar="2h", help="leave what was stored or used within it")
     parser.add_argument(
         "--all-orphans", action="store_true", help="delete unknown objects even when they are most of what there is"

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-from sqlalchemy import ColumnElement, and_, delete, exists, func, or_, select, tuple_, update
+from sqlalchemy import ColumnElement, Select, Table, and_, delete, exists, func, or_, select, text, tuple_, update
 
 from neffcache_server.database.dialect import upsert
 from neffcache_server.database.engine import Database, ReadConnection, WriteConnection
@@ -66,14 +66,16 @@ class GcRepository:
         row = (await db.execute(select(func.count(), func.coalesce(func.sum(entries.c.size), 0)).where(where))).one()
         return int(row[0]), int(row[1])
 
-    async def candidates(
-        self, db: ReadConnection, where: ColumnElement[bool], limit: int, *, oldest_first: bool = False
-    ) -> list[Any]:
-        """Keys, digests and sizes of entries."""
-        statement = select(entries.c.key, entries.c.sha256, entries.c.size).where(where).limit(limit)
-        if oldest_first:
-            statement = statement.order_by(self.used_at, entries.c.key)
-        return list((await db.execute(statement)).all())
+    async def candidates(self, db: ReadConnection, where: ColumnElement[bool], after: str, limit: int) -> list[Any]:
+        """Keys, digests and sizes of entries, in the order of keys and past `after`."""
+        # A cursor: looking from the start each time would pass over all that was removed since the last vacuum.
+        statement = select(entries.c.key, entries.c.sha256, entries.c.size).where(where, entries.c.key > after)
+        return list((await db.execute(statement.order_by(entries.c.key).limit(limit))).all())
+
+    async def least_used(self, db: ReadConnection, where: ColumnElement[bool], limit: int) -> list[Any]:
+        """The same, those unused for longest first."""
+        statement = select(entries.c.key, entries.c.sha256, entries.c.size).where(where)
+        return list((await db.execute(statement.order_by(self.used_at, entries.c.key).limit(limit))).all())
 
     async def stored_bytes(self, db: ReadConnection, namespace: str) -> int:
         """Bytes of a namespace that are not on their way out."""
@@ -109,10 +111,7 @@ class GcRepository:
     def _unused(self) -> ColumnElement[bool]:
         """No entry refers to the blob, and no running lease may publish it."""
         served = exists().where(entries.c.namespace == blobs.c.namespace, entries.c.sha256 == blobs.c.sha256)
-        return ~or_(served, *(self._promised(table, blobs.c.sha256) for table in (uploads, tickets)))
-
-    def _promised(self, table: Any, sha256: ColumnElement[str]) -> ColumnElement[bool]:
-        return exists().where(table.c.sha256 == sha256, table.c.epoch == leases.c.epoch, leases.c.status == "live")
+        return and_(~served, *(blobs.c.sha256.not_in(_promised(table)) for table in (uploads, tickets)))
 
     async def doom(self, db: WriteConnection, namespace: str, digests: Sequence[str]) -> int:
         """Mark blobs that nothing refers to; they stay readable for their grace."""
@@ -157,32 +156,38 @@ class GcRepository:
         row = (await db.execute(statement)).one()
         return int(row[0]), int(row[1])
 
-    async def take_doomed(self, db: WriteConnection, grace: float, limit: int) -> tuple[list[Any], int]:
-        """Blobs whose grace has passed, locked until the end of the transaction; and how many were reprieved.
+    async def due(self, db: ReadConnection, grace: float, limit: int) -> list[tuple[str, str]]:
+        """Marked blobs whose grace has passed."""
+        statement = select(blobs.c.namespace, blobs.c.sha256).where(blobs.c.doomed_at < self._now() - grace)
+        rows = await db.execute(statement.order_by(blobs.c.doomed_at).limit(limit))
+        return sorted((row.namespace, row.sha256) for row in rows)
+
+    async def take(self, db: WriteConnection, objects: Sequence[tuple[str, str]], grace: float) -> list[Any]:
+        """Those of `objects` that may go, locked until the end of the transaction; others that are used again stay.
 
         An upload of the same bytes waits for that end and then finds neither row nor object, so it stores both.
         """
+        chosen = tuple_(blobs.c.namespace, blobs.c.sha256).in_(objects)
         due = (
             select(blobs.c.namespace, blobs.c.sha256, blobs.c.size)
-            .where(blobs.c.doomed_at < self._now() - grace)
+            .where(chosen, blobs.c.doomed_at < self._now() - grace)
             .order_by(blobs.c.namespace, blobs.c.sha256)
-            .limit(limit)
         )
         if self._dialect != "sqlite":
             due = due.with_for_update(skip_locked=True)
         rows = list((await db.execute(due)).all())
         if not rows:
-            return [], 0
-        chosen = tuple_(blobs.c.namespace, blobs.c.sha256).in_([(row.namespace, row.sha256) for row in rows])
+            return []
         # Looked at again, after the lock: somebody may have published it meanwhile.
+        locked = tuple_(blobs.c.namespace, blobs.c.sha256).in_([(row.namespace, row.sha256) for row in rows])
         used = await db.execute(
             update(blobs)
-            .where(chosen, ~self._unused())
+            .where(locked, ~self._unused())
             .values(doomed_at=None)
             .returning(blobs.c.namespace, blobs.c.sha256)
         )
         reprieved = {(row.namespace, row.sha256) for row in used.all()}
-        return [row for row in rows if (row.namespace, row.sha256) not in reprieved], len(reprieved)
+        return [row for row in rows if (row.namespace, row.sha256) not in reprieved]
 
     async def forget(self, db: WriteConnection, rows: Sequence[Any]) -> None:
         """Delete rows of blobs whose objects are gone."""
@@ -197,10 +202,7 @@ class GcRepository:
         digests = [sha256 for _, sha256 in objects]
         promised: set[str] = set()
         for table in (uploads, tickets):
-            live = select(table.c.sha256).where(
-                table.c.sha256.in_(digests), table.c.epoch == leases.c.epoch, leases.c.status == "live"
-            )
-            promised |= set((await db.execute(live)).scalars())
+            promised |= set((await db.execute(_promised(table).where(table.c.sha256.in_(digests)))).scalars())
         return found | {(namespace, sha256) for namespace, sha256 in objects if sha256 in promised}
 
     async def purge_failures(self, db: WriteConnection, seconds: float) -> int:
@@ -221,3 +223,9 @@ class GcRepository:
     async def next_in(self, db: WriteConnection, seconds: float) -> None:
         """The next collection is due then."""
         await db.execute(update(chores).where(chores.c.name == _GC).values(next_at=self._now() + seconds))
+
+
+def _promised(table: Table) -> Select[Any]:
+    """Digests that running leases have uploaded, or were given a ticket for."""
+    # There are few of those leases and the literal lets the planner begin with them.
+    return select(table.c.sha256).join(leases, (leases.c.epoch == table.c.epoch) & text("leases.status = 'live'"))
