@@ -45,7 +45,7 @@ TABLE: dict[tuple[str, str], str] = {
     ("GET", "/savings"): "read any",
     ("GET", "/graphs"): "read any",
     ("GET", "/graphs/{namespace}/{key}"): "read",
-    ("POST", "/graphs/{namespace}/{key}/delete"): "admin",
+    ("POST", "/graphs/{namespace}/{key}/{action}"): "admin",
     ("GET", "/jobs"): "read any",
     ("GET", "/jobs/show"): "read *",
     ("GET", "/storage"): "read any",
@@ -130,7 +130,8 @@ def bearer(token: str) -> dict[str, str]:
 
 def call(client: httpx.Client, method: str, path: str, headers: dict[str, str]) -> int:
     """The status of a call that may fail for any reason after it got in."""
-    url = path.format(namespace="mine", key=KEY, lease_id=LEASE, sha256=KEY, id="no-such-token", name="no-such-file")
+    parts = {"namespace": "mine", "key": KEY, "lease_id": LEASE, "sha256": KEY, "action": "pin"}
+    url = path.format(**parts, id="no-such-token", name="no-such-file")
     headers = {"neffcache-lease": LEASE, **headers}
     # Only the head: a stream of events has no end.
     with client.stream(method, url, headers=headers) as answer:
