@@ -60,6 +60,9 @@ async def _on_http(_request: Request, exc: Exception) -> JSONResponse:
         return answer(RouteUnknown().problem(), headers)
     if exc.status_code == 405:
         return answer(MethodNotAllowed().problem(), headers)
+    if exc.status_code == 400:
+        # FastAPI's word for a body that is not even text; JSON that makes no sense is answered 422 as well.
+        return answer(InvalidRequest("the body is not JSON").problem(), headers)
     code = "body_too_large" if exc.status_code == 413 else "refused"
     return answer(Problem(title="Refused", status=exc.status_code, code=code, detail=str(exc.detail)), headers)
 

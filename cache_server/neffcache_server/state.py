@@ -72,8 +72,17 @@ def _digest(value: str) -> str:
     return check_key(value, "sha256")
 
 
+def _pattern(text: str) -> dict[str, object]:
+    # Said in the schema only: the checks above refuse in words of their own, and never echo a lease id.
+    return {"pattern": f"^{text}$"}
+
+
 AppState = Annotated[State, Depends(_state)]
-Namespace = Annotated[str, Path(max_length=63), AfterValidator(check_namespace)]
-Key = Annotated[str, Path(max_length=64), AfterValidator(_key)]
-Digest = Annotated[str, Path(max_length=64), AfterValidator(_digest)]
-LeaseId = Annotated[str, Path(max_length=64), AfterValidator(_hidden)]
+Namespace = Annotated[
+    str,
+    Path(max_length=63, json_schema_extra=_pattern("[a-z0-9]([a-z0-9._-]{0,61}[a-z0-9])?")),
+    AfterValidator(check_namespace),
+]
+Key = Annotated[str, Path(max_length=64, json_schema_extra=_pattern("[0-9a-f]{64}")), AfterValidator(_key)]
+Digest = Annotated[str, Path(max_length=64, json_schema_extra=_pattern("[0-9a-f]{64}")), AfterValidator(_digest)]
+LeaseId = Annotated[str, Path(max_length=64, json_schema_extra=_pattern("[0-9a-f]{32,64}")), AfterValidator(_hidden)]
