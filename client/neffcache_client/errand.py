@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING, Any
 
 from neffcache_client.breaker import Breaker
 from neffcache_client.contact import Asker, Contact, OutageTooLong
+from neffcache_client.ends import missing, own_failure, own_result, refusal, told_failure
 from neffcache_client.errors import (
     Aborted,
     CacheUnavailable,
@@ -26,10 +27,10 @@ from neffcache_client.errors import (
 )
 from neffcache_client.heartbeat import Heart, LeaseView
 from neffcache_client.host_lock import HostLock
-from neffcache_client.local_tier import LocalTier, describe, place, unique
+from neffcache_client.local_tier import LocalTier, describe, hand_over, unique
 from neffcache_client.neff import NeffInfo
 from neffcache_client.publishing import Publisher, Warn, report_failure
-from neffcache_client.results import CACHE_FAULT_EXIT, CompileResult, Obtained, Patience, failure_text
+from neffcache_client.results import CompileResult, Obtained, Patience
 from neffcache_client.room import Room
 from neffcache_client.settings import ClientSettings
 from neffcache_client.summary_sender import Summarise, SummarySender
@@ -266,7 +267,7 @@ class Errand:
                     return self._nobody_compiles()
                 if self._given_up(answer):
                     assert self._last is not None
-                    return self._own_failure(self._last, "out_of_memory", counted=True)
+                    return own_failure(self._last, "out_of_memory", counted=True)
                 next_answer = self._wait(answer)
             if isinstance(next_answer, Obtained):
                 return next_answer
@@ -279,7 +280,7 @@ class Errand:
             return self._acquire()
         except (CacheUnavailable, RequestRefused) as exc:
             if self._last is not None:
-                return self._own_failure(self._last, "unreachable")
+                return own_failure(self._last, "unreachable")
             return self._fallback("unreachable", str(exc))
 
     def _wait(self, busy: AcquireAnswer) -> AcquireAnswer | Obtained:
@@ -298,7 +299,7 @@ class Errand:
             )
         except OutageTooLong as exc:
             if self._give_up_at is not None and self._last is not None:
-                return self._own_failure(self._last, "out_of_memory")
+                return own_failure(self._last, "out_of_memory")
             return self._compile_while_asking(str(exc))
         except RequestRefused as exc:
             return self._fallback("refused", str(exc))
@@ -313,21 +314,14 @@ class Errand:
         assert failure is not None
         self._may_be_leased = False
         if failure.kind == "exhausted" and self._last is not None:
-            return self._own_failure(self._last, "exhausted", counted=True)
-        return Obtained(
-            verdict="failed",
-            counted=True,
-            exit_code=failure.exit_code or 1,
-            reason=failure.kind,
-            failure=failure,
-            message=failure_text(failure),
-        )
+            return own_failure(self._last, "exhausted", counted=True)
+        return told_failure(failure)
 
     def _nobody_compiles(self) -> Obtained:
         self._may_be_leased = False
         self._tell_miss("nobody compiles it")
         if self._settings.mode == "require":
-            return self._missing("required", f"no NEFF for key {self._key} is in the cache")
+            return missing("required", f"no NEFF for key {self._key} is in the cache")
         return self._compile_privately("compiled", "readonly")
 
     # A hit
@@ -349,16 +343,14 @@ class Errand:
         if reason is not None:
             return None, reason
         self._publisher.keep_artifact(self._key, temp, artifact)
-        self._place(temp)
-        return self._remote(artifact), ""
-
-    def _remote(self, artifact: Artifact) -> Obtained:
-        return Obtained(
+        hand_over(temp, self._output)
+        found = Obtained(
             verdict="waited" if self._waited else "remote",
             bytes=artifact.size,
             saved_seconds=artifact.compile_seconds,
             counted=True,
         )
+        return found, ""
 
     # A miss
 
@@ -413,8 +405,8 @@ class Errand:
             self._may_be_leased = False
         elif reason != "spooled":
             self._may_be_leased = not self._contact.release()
-        self._place(result.output)
-        return self._own_result(result, "compiled", reason)
+        hand_over(result.output, self._output)
+        return own_result(result, "compiled", reason, strict=self._settings.strict)
 
     def _publish(self, result: CompileResult, info: NeffInfo) -> str | None:
         assert self._client is not None
@@ -432,10 +424,10 @@ class Errand:
         )
         if trouble is not None:
             self._log(f"the failed compile could not be reported: {trouble}")
-            return self._own_failure(result, "unreachable")
+            return own_failure(result, "unreachable")
         self._may_be_leased = False
         if result.kind == "deterministic" or self._compiles >= _MAX_COMPILES:
-            return self._own_failure(result, result.kind, counted=True)
+            return own_failure(result, result.kind, counted=True)
         if self._room.starved > 1:
             self._log("this host has too little memory for the compile, twice: leaving it to another host")
             self._give_up_at = time.monotonic() + _ELSEWHERE_SECONDS - 1.0
@@ -463,21 +455,14 @@ class Errand:
             found, _ = self._fetch(asker.artifact)
             if found is not None:
                 return found
-        return self._own_failure(result, "server_lost")
+        return own_failure(result, "server_lost")
 
     # Without the server
 
     def _refusal(self, reason: str, why: str) -> Obtained | None:
         """What forbids a compile without the cache, if anything does; otherwise the one warning."""
-        if self._settings.mode == "require":
-            return self._missing(reason, f"the cache cannot be used ({why})")
-        if self._settings.strict:
-            return Obtained(
-                verdict="failed",
-                exit_code=CACHE_FAULT_EXIT,
-                reason=reason,
-                message=f"the cache cannot be used: {why} (NEFFCACHE_STRICT=1, so nothing was compiled)",
-            )
+        if (refused := refusal(self._settings, reason, why)) is not None:
+            return refused
         self._warn("fallback", f"the cache cannot be used, compiling without it: {why}")
         return None
 
@@ -497,7 +482,7 @@ class Errand:
                 self._lock.release()
         result = self._compile(LeaseView())
         if result.kind != "ok":
-            return self._own_failure(result, reason)
+            return own_failure(result, reason)
         return self._keep_alone(result, verdict, reason)
 
     def _keep_alone(self, result: CompileResult, verdict: str, reason: str) -> Obtained:
@@ -508,35 +493,5 @@ class Errand:
             if self._settings.mode == "readwrite" and reason not in ("refused", "corrupt"):
                 entry = self._publisher.entry(self._key, self._factors, result)
                 self._publisher.spool(entry, result.output or "")
-        self._place(result.output)
-        return self._own_result(result, verdict, unusable or reason)
-
-    # Ends
-
-    def _missing(self, reason: str, why: str) -> Obtained:
-        return Obtained(
-            verdict="failed",
-            exit_code=CACHE_FAULT_EXIT,
-            reason=reason,
-            message=f"{why} and NEFFCACHE_MODE=require forbids compiling",
-        )
-
-    def _own_result(self, result: CompileResult, verdict: str, reason: str | None) -> Obtained:
-        obtained = Obtained(verdict="fallback" if verdict == "fallback" else "compiled", reason=reason, result=result)
-        obtained.counted = verdict == "compiled" and reason is None
-        if self._settings.strict and reason in ("spooled", "not_spooled", "publish_refused"):
-            obtained.verdict = "failed"
-            obtained.exit_code = CACHE_FAULT_EXIT
-            obtained.message = "the NEFF was compiled but could not be published (NEFFCACHE_STRICT=1)"
-        return obtained
-
-    def _own_failure(self, result: CompileResult, reason: str, *, counted: bool = False) -> Obtained:
-        return Obtained(verdict="failed", exit_code=result.exit_code, reason=reason, result=result, counted=counted)
-
-    def _place(self, source: str | None) -> None:
-        if not source:
-            return
-        try:
-            place(source, self._output)
-        except OSError as exc:
-            raise LocalTierError(f"{self._output} cannot be written: {describe(exc)}") from exc
+        hand_over(result.output, self._output)
+        return own_result(result, verdict, unusable or reason, strict=self._settings.strict)

@@ -226,6 +226,16 @@ def place(source: str, output: str) -> None:
     remove_quietly(source)
 
 
+def hand_over(source: str | None, output: str) -> None:
+    """`place` for the caller's own output; nothing for no source. Raises LocalTierError."""
+    if not source:
+        return
+    try:
+        place(source, output)
+    except OSError as exc:
+        raise LocalTierError(f"{output} cannot be written: {describe(exc)}") from exc
+
+
 def remove_quietly(path: str) -> None:
     """Unlink; a file that cannot be removed is somebody else's problem, never this job's."""
     try:
