@@ -10,6 +10,7 @@ from typing import Any, Literal
 
 from neffcache_server.kit.request_id import request_id
 
+_OURS = ("neffcache_server", "uvicorn", "uvicorn.error", "uvicorn.access")
 _LEASE_IN_PATH = re.compile(r"/leases/[^/ ?]+")
 
 
@@ -22,9 +23,10 @@ def log_config(level: str, form: Literal["text", "json"]) -> dict[str, Any]:
         "formatters": {"line": {"()": formatter}},
         "filters": {"context": {"()": "neffcache_server.logs.Context"}},
         "handlers": {"stderr": {"class": "logging.StreamHandler", "formatter": "line", "filters": ["context"]}},
-        "root": {"handlers": ["stderr"], "level": level.upper()},
+        # Other libraries only warn: at DEBUG database drivers log parameters (lease ids) and boto3 its signatures.
+        "root": {"handlers": ["stderr"], "level": "ERROR" if level == "error" else "WARNING"},
         # uvicorn gives its own loggers levels; their lines travel up to ours.
-        "loggers": {name: {"level": level.upper()} for name in ("uvicorn", "uvicorn.error", "uvicorn.access")},
+        "loggers": {name: {"level": level.upper()} for name in _OURS},
     }
 
 
