@@ -6,6 +6,7 @@ understood and said no). The bearer token goes to the server's own origin and no
 
 from __future__ import annotations
 
+import re
 import ssl
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -33,6 +34,7 @@ CALL_SECONDS = 10.0
 STALL_SECONDS = 20.0
 """A transfer without a byte for this long is given up; its total time is not bounded."""
 _POLL_GRACE_SECONDS = 10.0
+_STORED_BYTES_PER_SECOND = 20e6
 _REDIRECTS = (301, 302, 303, 307, 308)
 _MAX_REDIRECTS = 3
 
@@ -245,39 +247,48 @@ class CacheClient:
         return self._call(wire.BlobReport, "POST", self._ns(f"blobs/{sha256}/report"), seconds=60.0)
 
     def put(self, url: str, content: Iterator[bytes], size: int, headers: dict[str, str]) -> None:
-        """Send a blob to the server or, without any credential of ours, to the store behind a presigned URL."""
+        """Send a blob to the server or, without any credential of ours, to the store behind a presigned URL.
+
+        A refusal by the store is CacheUnavailable: another try gets another URL.
+        """
         target = self._absolute(url)
-        own = _origin(target) == self._origin
+        own = wire.LEASE_HEADER in headers and _origin(target) == self._origin
         # Both libraries ends up chunked, which stores refuse, unless the length is said.
         sent = {**headers, "content-length": str(size)}
-        timeout = httpx.Timeout(STALL_SECONDS, connect=CONNECT_SECONDS)
+        # Once it has everything, the server hands it to its store before it answers, and that takes time by size.
+        answer = STALL_SECONDS + (size / _STORED_BYTES_PER_SECOND if own else 0.0)
+        timeout = httpx.Timeout(STALL_SECONDS, connect=CONNECT_SECONDS, read=answer)
         with _translated():
             response = (self._http if own else self._bare_client()).put(
                 target, content=content, headers=sent, timeout=timeout
             )
         # 412: `If-None-Match: *` found the same blob there already. The server checks it at publish.
-        if response.status_code != 412 or own:
+        if own:
             _raise_for(response)
+        elif response.status_code != 412:
+            _raise_for_store(response)
 
     @contextmanager
     def get(self, url: str) -> Iterator[Iterator[bytes]]:
         """The bytes of a blob in chunks, following redirects to the store without our token."""
         target = self._absolute(url)
+        own = _origin(target) == self._origin
         for _ in range(_MAX_REDIRECTS + 1):
-            response = self._open(target)
+            response = self._open(target, own)
             try:
                 location = response.headers.get("location", "")
                 if response.status_code not in _REDIRECTS or not location:
-                    _raise_unless_blob(response)
+                    _raise_unless_blob(response, own)
                     yield _translated_chunks(response)
                     return
             finally:
                 response.close()
-            target = target.join(location)
+            # Wherever it leads, even to a store under the server's own name: the URL itself is the permission.
+            target, own = target.join(location), False
         raise ServerFault("the cache server redirects a blob in circles")
 
-    def _open(self, target: httpx.URL) -> httpx.Response:
-        http = self._http if _origin(target) == self._origin else self._bare_client()
+    def _open(self, target: httpx.URL, own: bool) -> httpx.Response:
+        http = self._http if own else self._bare_client()
         timeout = httpx.Timeout(STALL_SECONDS, connect=CONNECT_SECONDS)
         # A proxy that compresses in passing would change the bytes and their number.
         with _translated():
@@ -383,12 +394,15 @@ def _translated_chunks(response: httpx.Response) -> Iterator[bytes]:
         yield from response.iter_raw()
 
 
-def _raise_unless_blob(response: httpx.Response) -> None:
+def _raise_unless_blob(response: httpx.Response, own: bool) -> None:
     if response.status_code == 200:
         return
     with _translated():
         response.read()
-    _raise_for(response)
+    if own:
+        _raise_for(response)
+    else:
+        _raise_for_store(response)
     raise ServerFault(f"a blob was answered with status {response.status_code}")
 
 
@@ -410,6 +424,15 @@ def _raise_for(response: httpx.Response) -> None:
         raise ServerFault(f"{where} without saying why: is NEFFCACHE_URL a neffcache server?")
     kind = LeaseSuperseded if status == 409 else RequestRefused
     raise kind(problem.detail or problem.title, code=problem.code, status=status)
+
+
+def _raise_for_store(response: httpx.Response) -> None:
+    """The same for answers of the object store, which is no neffcache server and knows no tokens of ours."""
+    if not 200 <= response.status_code < 300:
+        found = re.search(r"<Code>(\w{1,64})</Code>", response.text[:2000])
+        raise ServerFault(
+            f"the object store answered {response.status_code}" + (f" ({found.group(1)})" if found else "")
+        )
 
 
 def _problem(response: httpx.Response) -> wire.Problem | None:

@@ -75,7 +75,7 @@ def round_trip(client: CacheClient, tmp_path: Path, size: int) -> None:
     info = check_neff(source)
     lease = leased(client)
     upload(client, lease, str(source), info)
-    answer = client.publish(lease, PublishRequest(sha256=info.sha256, size=size, compile_seconds=1.0))
+    answer = client.publish(lease, PublishRequest(sha256=info.sha256, size=size, compile_seconds=3600.0))
     artifact: Artifact = answer.artifact
     assert (artifact.size, artifact.compiler_version, artifact.target) == (size, "2.26.0+abc", "trn2")
     download(client, artifact, str(copy))

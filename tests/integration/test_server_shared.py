@@ -54,6 +54,13 @@ async def held(state: State, number: int) -> None:
     await state.leases.heartbeat("default", lease_id(number), HeartbeatRequest())
 
 
+async def flush(state: State) -> None:
+    """What every replica writes once a second."""
+    await state.counter.flush()
+    await state.misses.flush()
+    await state.recorder.flush()
+
+
 async def publish(state: State, number: int, data: bytes) -> None:
     digest = await upload(state, number, data)
     body = PublishRequest(sha256=digest, size=len(data), compile_seconds=1.0)
@@ -177,7 +184,7 @@ def test_everything_at_once_neither_deadlocks_nor_doubles(backend: Production, t
                     continue
                 if answer.state != "leased":
                     await state.blobs._lost("default", sha256(data[0]).hexdigest())
-                    await state.counter.flush()
+                    await flush(state)
                     continue
                 await state.leases.heartbeat("default", lease_id(number), HeartbeatRequest())
                 if turn % 3 == 0:
@@ -185,7 +192,7 @@ def test_everything_at_once_neither_deadlocks_nor_doubles(backend: Production, t
                     await state.leases.fail("default", lease_id(number), report)
                 else:
                     await publish(state, number, data[turn % 2])
-                await state.counter.flush()
+                await flush(state)
 
     async def run() -> None:
         given = {"yield_seconds": 0, "transient_attempts": 1000, "database_pool_size": 20}
