@@ -53,7 +53,7 @@ _API_HEAD = f"""# HTTP API
 
 {GENERATED}
 
-JSON in and out; the types are the dataclasses of `neffcache_client/wire.py`. Errors are problem documents (RFC 9457,
+JSON in and out; the types are the dataclasses of `neffcache_client/wire/`. Errors are problem documents (RFC 9457,
 `application/problem+json`) with a stable `code`. A fault of the database or the store is 5xx, never 404. A running server
 serves the OpenAPI document at `/openapi.json`.
 
