@@ -13,6 +13,7 @@ from pathlib import Path
 
 import pytest
 from neffcache_client.api import CacheClient
+from neffcache_client.errors import Aborted
 from neffcache_client.heartbeat import LeaseView
 from neffcache_client.node_cache import CompileResult
 from support.compilers import Behaviour, FakeCompiler
@@ -310,30 +311,79 @@ def test_killed_for_memory_and_taken_over(tmp_path: Path, server: ServerProcess,
     assert (got.verdict, got.exit_code, small.compiles, large.compiles) == ("waited", 0, 2, 1)
 
 
+def queue(host: Host) -> int:
+    """Compiles of a host that run or want to."""
+    return len(list((host.root / "local_cache" / "neffcache" / "compiles").glob("*")))
+
+
 def test_more_graphs_than_the_host_may_compile(tmp_path: Path, server: ServerProcess, space: dict[str, str]) -> None:
     """UC-04, UC-09: never more compilers than allowed, and all finish."""
-    compiler = FakeCompiler(tmp_path / "compilers", seconds=0.3)
+    gate = tmp_path / "gate"
+    compiler = FakeCompiler(tmp_path / "compilers", gate=gate)
     host = Host(tmp_path / "host", compiler, server.url, NEFFCACHE_HOST_COMPILES="2", **space)
     started = [host.start("--x", str(n)) for n in range(6)]
-    most = 0
-    while any(one.process.poll() is None for one in started):
-        most = max(most, len(compiler.alive()))
-        time.sleep(0.01)
+    wait_until(lambda: queue(host) == 6 and compiler.started == 2, seconds=60)
+    assert compiler.runs == 2
+    gate.touch()
     assert [one.finish().exit_code for one in started] == [0] * 6
-    assert (compiler.runs, most) == (6, 2)
+    assert (compiler.runs, queue(host)) == (6, 0)
 
 
 def test_no_room_without_a_server_either(tmp_path: Path) -> None:
     """The bound is the host's, whether or not there is a server."""
-    compiler = FakeCompiler(tmp_path / "compilers", seconds=0.3)
+    gate = tmp_path / "gate"
+    compiler = FakeCompiler(tmp_path / "compilers", gate=gate)
     host = Host(tmp_path / "host", compiler, NEFFCACHE_HOST_COMPILES="1")
     started = [host.start("--x", str(n)) for n in range(3)]
-    most = 0
-    while any(one.process.poll() is None for one in started):
-        most = max(most, len(compiler.alive()))
-        time.sleep(0.01)
+    wait_until(lambda: queue(host) == 3 and compiler.started == 1, seconds=60)
+    assert compiler.runs == 1
+    gate.touch()
     assert [one.finish().exit_code for one in started] == [0] * 3
-    assert (compiler.runs, most) == (3, 1)
+    assert compiler.runs == 3
+
+
+def test_lease_that_comes_to_a_host_without_room(
+    tmp_path: Path, server: ServerProcess, space: dict[str, str]
+) -> None:
+    """A waiter whose host is full gives the lease on instead of keeping it in the queue."""
+    done = threading.Event()
+    other_key = "cd" * 32
+    full, waiting = (
+        Node(tmp_path / "full", server.url, patience=PATIENT, NEFFCACHE_HOST_COMPILES="1", **space) for _ in range(2)
+    )
+    holder, free = (Node(tmp_path / name, server.url, patience=PATIENT, **space) for name in ("holder", "free"))
+    waiting.private_stem = "waiting"
+    full.on_compile = lambda view: (done.wait(60), None)[1]
+    holder.on_compile = lambda view: (holder.abort.wait(60), None)[1]
+    results: dict[str, str] = {}
+
+    def ask(name: str, node: Node, key: str) -> threading.Thread:
+        def work() -> None:
+            try:
+                results[name] = node.obtain(key, output=f"{name}.neff").verdict
+            except Aborted:
+                results[name] = "aborted"
+
+        thread = threading.Thread(target=work)
+        thread.start()
+        return thread
+
+    threads = [ask("holder", holder, KEY)]
+    wait_until(lambda: holder.compiles == 1)
+    threads.append(ask("waiting", waiting, KEY))
+    wait_until(lambda: any("compiled by pid" in line for line in waiting.log))
+    threads.append(ask("full", full, other_key))
+    wait_until(lambda: full.compiles == 1)
+    holder.abort.set()
+    # The only one that may compile it now is the host without room.
+    wait_until(lambda: any("no room on this host" in line for line in waiting.log))
+    threads.append(ask("free", free, KEY))
+    wait_until(lambda: "free" in results)
+    done.set()
+    for thread in threads:
+        thread.join(60)
+    assert results == {"full": "compiled", "holder": "aborted", "waiting": "waited", "free": "compiled"}
+    assert waiting.compiles == 0
 
 
 @pytest.mark.parametrize("change", ["input", "named file"])
