@@ -135,7 +135,6 @@ def test_useless_answer(make: Make, proxy: Proxy, data: bytes, reason: str) -> N
     """UC-10"""
     proxy.faults = [Fault("acquire", "answer", data=data)]
     compiles_alone(make(proxy.url), reason)
-    assert proxy.calls.count("acquire") <= 2
 
 
 def test_strict_makes_a_fault_an_error(make: Make, proxy: Proxy) -> None:
@@ -149,7 +148,7 @@ def test_strict_makes_a_fault_an_error(make: Make, proxy: Proxy) -> None:
 def test_server_comes_back(make: Make, proxy: Proxy, server: ServerProcess, monkeypatch: pytest.MonkeyPatch) -> None:
     """UC-10: after the breaker's time one rank asks, and what was compiled meanwhile goes up in the background."""
     monkeypatch.setattr("neffcache_client.breaker.OPEN_SECONDS", 0.2)
-    proxy.faults = [Fault("acquire", "answer", times=1, data=answer("503 Service Unavailable", b"{}"))]
+    proxy.faults = [Fault("acquire", "answer", times=1, data=answer("500 Internal Server Error", b"{}"))]
     node = make(proxy.url)
     assert node.obtain().reason == "unreachable"
     keys = (f"{n:064x}" for n in range(1000))

@@ -133,6 +133,10 @@ class _Connection:
             fault = self._fault
             if fault is not None and fault.kind == "answer":
                 self._client.sendall(fault.data)
+                self._client.shutdown(socket.SHUT_WR)
+                # Closed with a part of the request unread, the kernel would take the answer back.
+                while self._client.recv(1 << 16):
+                    pass
                 return
             if fault is not None and fault.kind == "cut_request":
                 data = data[: max(0, fault.at - self._sent)]

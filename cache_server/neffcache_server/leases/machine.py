@@ -143,6 +143,9 @@ def _yield_seconds(state: Snapshot, request: AcquireRequest) -> float:
     record = state.failures
     if record is None or request.from_spool or record.yield_host != request.holder.host:
         return 0.0
+    if request.retry_failed and state.failure_in_force is not None:
+        # Told to wait it would ask again as anybody else, and be answered with the failure it was to pass over.
+        return 0.0
     return record.yield_until - state.now
 
 
