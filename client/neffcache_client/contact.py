@@ -149,7 +149,8 @@ class Contact:
             except Interrupted:
                 continue
             except CacheUnavailable as exc:
-                trouble_since = trouble_since if trouble_since is not None else asked
+                # From the failure on, not from the question: a server that holds a waiter for 25 s is well.
+                trouble_since = trouble_since if trouble_since is not None else time.monotonic()
                 if (held := time.monotonic() - asked) > _CUT_SECONDS:
                     # Something on the way ends connections that are silent for so long: ask for less than that.
                     self.poll = min(self.poll, held / 2)
