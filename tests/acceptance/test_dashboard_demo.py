@@ -12,8 +12,6 @@ import httpx
 import pytest
 from support.server import running_server
 
-pytest.importorskip("iree.compiler", reason="needs the demo's compiler")
-
 
 @pytest.mark.slow
 def test_the_servers_figures_are_those_of_the_demo(tmp_path: Path) -> None:

@@ -10,8 +10,6 @@ import pytest
 from support.compilers import FakeCompiler, environment
 from support.launchers import UNREACHABLE
 
-pytest.importorskip("torch", reason="torch is an extra")
-
 CHILD = """
 import os, shutil, sys
 before = os.environ["PATH"]
