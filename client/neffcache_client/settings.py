@@ -52,7 +52,7 @@ def parse_bytes(text: str, name: str) -> int:
     factor = _UNITS.get(t[-1:], 0)
     try:
         value = int(float(t[:-1]) * factor) if factor else int(t)
-    except ValueError:
+    except (ValueError, OverflowError):
         raise SettingsError(f"{name}={text!r}: expected a number of bytes such as 50G") from None
     if value < 0:
         raise SettingsError(f"{name}={text!r}: must not be negative")
@@ -61,6 +61,20 @@ def parse_bytes(text: str, name: str) -> int:
 
 def _flag(env: Mapping[str, str], name: str) -> bool:
     return env.get(name, "").strip().lower() in _TRUE
+
+
+def _number(text: str) -> int | None:
+    """A plain decimal number that fits into a database; None for anything else, `²` included."""
+    return int(text) if text.isascii() and text.isdigit() and len(text) < 10 else None
+
+
+def _token(text: str) -> str | None:
+    """Without the line end of the file it was mounted from. Raises SettingsError, which never shows it."""
+    token = text.strip()
+    if not all("!" <= character <= "~" for character in token):
+        # Told by the HTTP library instead, the whole header would end up in the log.
+        raise SettingsError("NEFFCACHE_TOKEN holds a blank, a line end or something else that no token has")
+    return token or None
 
 
 def _seconds(text: str | None, default: float) -> float:
@@ -137,23 +151,22 @@ class ClientSettings:
         s.url = env.get("NEFFCACHE_URL", "").strip().rstrip("/")
         if s.url and not s.url.startswith(("http://", "https://")):
             raise SettingsError(f"NEFFCACHE_URL={s.url!r}: must start with http:// or https://")
-        s.token = env.get("NEFFCACHE_TOKEN") or None
+        s.token = _token(env.get("NEFFCACHE_TOKEN", ""))
         s.namespace = env.get("NEFFCACHE_NAMESPACE") or "default"
         s.mode = (env.get("NEFFCACHE_MODE") or "readwrite").strip().lower()
         if s.mode not in MODES:
             raise SettingsError(f"NEFFCACHE_MODE={s.mode!r}: must be one of {', '.join(MODES)}")
         s.job = env.get("NEFFCACHE_JOB") or next((env[n] for n in _JOB_VARIABLES if env.get(n)), None)
-        rank = next((env[n] for n in _RANK_VARIABLES if env.get(n)), "")
-        s.rank = int(rank) if rank.isdigit() else None
+        s.rank = _number(next((env[n] for n in _RANK_VARIABLES if env.get(n)), ""))
         s.strict = _flag(env, "NEFFCACHE_STRICT")
         s.retry_failed = _flag(env, "NEFFCACHE_RETRY_FAILED")
         s.log = env.get("NEFFCACHE_LOG") or None
         limit = env.get("NEFFCACHE_LOCAL_MAX_BYTES")
         s.local_max_bytes = parse_bytes(limit, "NEFFCACHE_LOCAL_MAX_BYTES") if limit else None
         compiles = env.get("NEFFCACHE_HOST_COMPILES", "").strip()
-        if compiles and (not compiles.isdigit() or compiles == "0"):
-            raise SettingsError(f"NEFFCACHE_HOST_COMPILES={compiles!r}: must be a number of at least 1")
-        s.host_compiles = int(compiles) if compiles else None
+        s.host_compiles = _number(compiles)
+        if compiles and not s.host_compiles:
+            raise SettingsError(f"NEFFCACHE_HOST_COMPILES={compiles[:40]!r}: must be a number of at least 1")
         s.cache_dir = user_cache_dir(env)
         s.lock_dir = env.get("TORCH_NEURONX_NEFF_LOCAL_CACHE_DIR") or DEFAULT_LOCK_DIR
         s.lock_timeout = _seconds(env.get("TORCH_NEURONX_NEFF_CACHE_LOCK_TIMEOUT"), DEFAULT_LOCK_TIMEOUT)

@@ -139,6 +139,9 @@ def main(argv: list[str], site_dirs: list[str]) -> NoReturn:
         job.log = Log(job.settings.tier_dir, job.settings.log)
     except SettingsError as exc:
         _without_cache(job, str(exc), strict=_strict(environ))
+    except Exception as exc:
+        # There is no log yet, and a traceback would end the compile.
+        _without_cache(job, f"a fault in neffcache: {exc!r}", strict=_strict(environ))
     if not job.settings.active or vendor_cache_disabled(environ):
         find.become(compiler, argv, environ)
     try:
