@@ -23,6 +23,7 @@ from neffcache_client.errors import (
     NotAllowed,
     RequestRefused,
     ServerBusy,
+    ServerDown,
     ServerFault,
     ServerUnreachable,
 )
@@ -382,9 +383,16 @@ def _translated() -> Iterator[None]:
     except httpx.TimeoutException as exc:
         raise ServerUnreachable(f"the cache did not answer in time ({type(exc).__name__})") from exc
     except (httpx.HTTPError, httpx.InvalidURL, httpx.StreamError) as exc:
-        raise ServerUnreachable(f"the cache cannot be reached: {_words(exc)}") from exc
+        fault = ServerDown if _refused(exc) else ServerUnreachable
+        raise fault(f"the cache cannot be reached: {_words(exc)}") from exc
     except (OSError, UnicodeError) as exc:
         raise ServerUnreachable(f"the cache cannot be reached: {_words(exc)}") from exc
+
+
+def _refused(error: BaseException | None) -> bool:
+    while error is not None and not isinstance(error, ConnectionError):
+        error = error.__cause__ or error.__context__
+    return error is not None
 
 
 def _translated_chunks(response: httpx.Response) -> Iterator[bytes]:

@@ -19,20 +19,19 @@ from neffcache_client.errors import (
     NeffcacheError,
     RequestRefused,
     ServerBusy,
+    ServerDown,
     ServerUnreachable,
 )
-from neffcache_client.heartbeat import Heart, LeaseView
 from neffcache_client.identity import boot_id, host_name
 from neffcache_client.results import Patience
 from neffcache_client.settings import ClientSettings
-from neffcache_client.wire import AcquireAnswer, AcquireRequest, Artifact, Holder
+from neffcache_client.wire import AcquireAnswer, AcquireRequest, Holder
 
 if TYPE_CHECKING:
     from neffcache_client.api import CacheClient
 
 Log = Callable[[str], None]
 _RETRY_SECONDS = (0.25, 0.5, 1.0, 2.0)
-_ASK_WHILE_COMPILING_SECONDS = 2.0
 _BUSY_SECONDS = 0.25
 _WARN_AT = 0.9
 _CUT_SECONDS = 2.0
@@ -87,8 +86,8 @@ class Contact:
     def first(self, *, supersedes: str | None, retry_failed: bool) -> AcquireAnswer:
         """One question without waiting. Raises CacheUnavailable, RequestRefused or Aborted.
 
-        It has 2 s in all to reach a server. One that has taken it may need longer to answer: where 64 ranks start
-        at once on few processors, everybody's answer is late, and a compile costs minutes.
+        It has 2 s in all to reach a server, which outlasts most restarts. One that has taken it may need longer:
+        where 64 ranks start at once on few processors, everybody's answer is late, and a compile costs minutes.
         """
         seconds, extra = self._patience.first_contact, self._patience.first_answer
         deadline = time.monotonic() + seconds
@@ -96,20 +95,20 @@ class Contact:
         taken = threading.Event()
 
         def ask() -> AcquireAnswer:
-            try:
-                while True:
-                    try:
-                        return self.client.acquire(self.key, request, seconds=seconds + extra, sent=taken.set)
-                    except ServerBusy:
-                        # A replica that is being replaced sends its callers away; the next one takes them.
-                        taken.clear()
-                        if time.monotonic() + 2 * _BUSY_SECONDS > deadline or self._abort.wait(_BUSY_SECONDS):
-                            raise
-            except AnswerLost:
-                # The server may have granted the lease: the same question gets the same answer, if time allows.
-                taken.clear()
-                left = max(0.1, deadline - time.monotonic())
-                return self.client.acquire(self.key, request, seconds=left)
+            lost = False
+            while True:
+                try:
+                    return self.client.acquire(self.key, request, seconds=seconds + extra, sent=taken.set)
+                except (AnswerLost, ServerBusy, ServerDown) as exc:
+                    taken.clear()
+                    if isinstance(exc, AnswerLost) and not lost:
+                        # The lease may have been granted, and the same question gets the same answer: ask, however
+                        # late it is.
+                        lost = True
+                        continue
+                    # A server that restarts is back in a moment, and for one that stops another one takes over.
+                    if time.monotonic() + 2 * _BUSY_SECONDS > deadline or self._abort.wait(_BUSY_SECONDS):
+                        raise
 
         try:
             return bounded(
@@ -231,50 +230,3 @@ def waiting_text(key: str, busy: AcquireAnswer) -> str:
     if busy.eta_seconds is not None:
         text += f", expected in {busy.eta_seconds:.0f} s"
     return text
-
-
-class Asker:
-    """Keeps asking while a compile runs that nobody could be asked for.
-
-    A lease that is granted meanwhile is kept alive and makes the result publishable; a hit makes the compile
-    unnecessary.
-    """
-
-    def __init__(self, contact: Contact, view: LeaseView, log: Log) -> None:
-        self.leased = False
-        self.artifact: Artifact | None = None
-        self._contact = contact
-        self._view = view
-        self._log = log
-        self._stop = threading.Event()
-        self._heart: Heart | None = None
-        self._thread = threading.Thread(target=self._run, name="neffcache-asker", daemon=True)
-        self._thread.start()
-
-    def stop(self) -> None:
-        """No more questions. The heart of a granted lease goes on until `stop_heart`."""
-        self._stop.set()
-        self._thread.join(1.0)
-
-    def stop_heart(self) -> None:
-        """The lease has ended."""
-        if self._heart is not None:
-            self._heart.stop()
-
-    def _run(self) -> None:
-        while not self._stop.wait(_ASK_WHILE_COMPILING_SECONDS):
-            request = self._contact.request(0.0)
-            try:
-                answer = self._contact.client.acquire(self._contact.key, request)
-            except CacheUnavailable:
-                continue
-            except RequestRefused:
-                return
-            if answer.state == "leased":
-                self._heart = Heart(self._contact.client, self._contact.lease_id, self._view, self._log)
-                self.leased = True
-                return
-            if answer.state == "hit":
-                self.artifact = answer.artifact
-                self._view.not_needed.set()
-                return

@@ -15,8 +15,9 @@ import time
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
+from neffcache_client.asker import Asker
 from neffcache_client.breaker import Breaker
-from neffcache_client.contact import Asker, Contact, OutageTooLong
+from neffcache_client.contact import Contact, OutageTooLong
 from neffcache_client.ends import missing, own_failure, own_result, refusal, told_failure
 from neffcache_client.errors import (
     Aborted,
@@ -26,11 +27,11 @@ from neffcache_client.errors import (
     RequestRefused,
 )
 from neffcache_client.heartbeat import Heart, LeaseView
-from neffcache_client.host_lock import HostLock
+from neffcache_client.host_lock import HostLock, lease_of_the_dead
 from neffcache_client.local_tier import LocalTier, describe, hand_over, unique
 from neffcache_client.neff import NeffInfo
 from neffcache_client.publishing import Publisher, Warn, report_failure
-from neffcache_client.results import CompileResult, Obtained, Patience
+from neffcache_client.results import CompileResult, Obtained, Patience, Verdict
 from neffcache_client.room import Room
 from neffcache_client.settings import ClientSettings
 from neffcache_client.summary_sender import Summarise, SummarySender
@@ -44,9 +45,10 @@ if TYPE_CHECKING:
 
 Compile = Callable[[LeaseView], CompileResult]
 _MAX_COMPILES = 3
-_DYING_SECONDS = 1.0
 _ELSEWHERE_SECONDS = 4.0
 """After the second compile that this host has too little memory for: so long another host may take it over."""
+_SERVER_AWAY = ("unreachable", "breaker_open", "server_lost")
+"""Reasons for a fallback that may be gone before the compile has ended."""
 
 
 class Errand:
@@ -125,17 +127,13 @@ class Errand:
 
     # This host
 
-    def _local(self, verdict: str) -> Obtained | None:
+    def _local(self, verdict: Verdict) -> Obtained | None:
         before = self._tier.corrupt
         artifact = self._tier.fetch(self._key, self._output)
         self.corrupt += self._tier.corrupt - before
         if artifact is None:
             return None
-        return Obtained(
-            verdict="waited" if verdict == "waited" else "local",
-            bytes=artifact.size,
-            saved_seconds=artifact.compile_seconds,
-        )
+        return Obtained(verdict=verdict, bytes=artifact.size, saved_seconds=artifact.compile_seconds)
 
     def _lead(self) -> Obtained | None:
         """Become this host's leader, or find that another one got the NEFF, or go on without after a TTL."""
@@ -165,17 +163,8 @@ class Errand:
 
     def _dead_lease(self) -> str | None:
         """The lease of a leader that died on this host, to be superseded: once found, named in every question."""
-        record = self._lock.read() if self._lock.held else None
-        if record is None or not record.lease_id or record.ours():
-            return self._dead
-        # The kernel drops a dying process's locks before the process is gone: look again for a moment.
-        deadline = time.monotonic() + _DYING_SECONDS
-        while not record.died():
-            if time.monotonic() > deadline:
-                return self._dead
-            if self._abort.wait(0.05):
-                raise Aborted
-        self._dead = record.lease_id
+        if self._lock.held:
+            self._dead = lease_of_the_dead(self._lock, self._abort) or self._dead
         return self._dead
 
     # The server
@@ -204,20 +193,24 @@ class Errand:
         return self._follow(answer)
 
     def _first_contact(self) -> AcquireAnswer:
-        from neffcache_client.api import CacheClient
-
-        self._client = CacheClient(self._settings)
-        self._contact = Contact(
-            self._client,
-            self._settings,
-            self._key,
-            self._factors,
-            abort=self._abort,
-            patience=self._patience,
-            log=self._log,
-        )
-        self._contact.waited_before = self.waited_seconds
+        self._connect()
         return self._acquire(retry_failed=self._retry_failed)
+
+    def _connect(self) -> Contact:
+        if self._client is None:
+            from neffcache_client.api import CacheClient
+
+            self._client = CacheClient(self._settings)
+            given = (self._client, self._settings, self._key, self._factors)
+            self._contact = Contact(*given, abort=self._abort, patience=self._patience, log=self._log)
+            self._contact.waited_before = self.waited_seconds
+        return self._contact
+
+    def _connect_as_leader(self) -> Contact:
+        """As in `_acquire`: a lease has its name on this host before it is asked for."""
+        contact = self._connect()
+        self._lock.write(contact.lease_id)
+        return contact
 
     def _acquire(self, *, retry_failed: bool = False) -> AcquireAnswer:
         dead = self._dead_lease()
@@ -300,7 +293,9 @@ class Errand:
         except OutageTooLong as exc:
             if self._give_up_at is not None and self._last is not None:
                 return own_failure(self._last, "out_of_memory")
-            return self._compile_while_asking(str(exc))
+            if (refusal := self._refusal("server_lost", str(exc))) is not None:
+                return refusal
+            return self._compile_while_asking("server_lost")
         except RequestRefused as exc:
             return self._fallback("refused", str(exc))
         finally:
@@ -344,12 +339,8 @@ class Errand:
             return None, reason
         self._publisher.keep_artifact(self._key, temp, artifact)
         hand_over(temp, self._output)
-        found = Obtained(
-            verdict="waited" if self._waited else "remote",
-            bytes=artifact.size,
-            saved_seconds=artifact.compile_seconds,
-            counted=True,
-        )
+        verdict: Verdict = "waited" if self._waited else "remote"
+        found = Obtained(verdict=verdict, bytes=artifact.size, saved_seconds=artifact.compile_seconds, counted=True)
         return found, ""
 
     # A miss
@@ -391,7 +382,7 @@ class Errand:
         heart = Heart(self._client, self._contact.lease_id, view, self._log)
         try:
             result = self._compile(view)
-            return self._finish(result, view) if result.kind == "ok" else self._report(result)
+            return self._shared(result, view)
         finally:
             heart.stop()
 
@@ -436,26 +427,34 @@ class Errand:
         self._log(f"the compile ended with {result.exit_code} for no reason of its own; asking again")
         return None
 
-    def _compile_while_asking(self, why: str) -> Obtained:
-        if (refusal := self._refusal("server_lost", why)) is not None:
-            return refusal
+    def _compile_while_asking(self, reason: str) -> Obtained:
+        """Compile without a lease, and get one, or somebody else's NEFF, as soon as the server can be used."""
         view = LeaseView()
-        asker = Asker(self._contact, view, self._log)
+        asker = Asker(self._connect_as_leader, self._breaker, view, self._log)
         try:
-            result = self._compile(view)
-            asker.stop()
-            if result.kind == "ok" and asker.leased:
-                return self._finish(result, view)
+            try:
+                result = self._compile(view)
+            finally:
+                asker.stop()
+                self._may_be_leased = self._may_be_leased or asker.may_be_leased
+            done = self._shared(result, view) if asker.leased else None
         finally:
-            asker.stop()
             asker.stop_heart()
+        if done is not None:
+            return done
         if result.kind == "ok":
-            return self._keep_alone(result, "fallback", "server_lost")
+            return self._keep_alone(result, "fallback", reason)
         if asker.artifact is not None:
             found, _ = self._fetch(asker.artifact)
             if found is not None:
                 return found
-        return own_failure(result, "server_lost")
+        if not asker.leased:
+            return own_failure(result, reason)
+        answer = self._again()
+        return answer if isinstance(answer, Obtained) else self._follow(answer)
+
+    def _shared(self, result: CompileResult, view: LeaseView) -> Obtained | None:
+        return self._finish(result, view) if result.kind == "ok" else self._report(result)
 
     # Without the server
 
@@ -480,6 +479,8 @@ class Errand:
             else:
                 # Nothing will be left for the others of this host to find: let them compile side by side.
                 self._lock.release()
+        if reason in _SERVER_AWAY and self._settings.mode == "readwrite":
+            return self._compile_while_asking(reason)
         result = self._compile(LeaseView())
         if result.kind != "ok":
             return own_failure(result, reason)

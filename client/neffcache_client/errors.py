@@ -10,6 +10,7 @@
     ├── DigestMismatch             bytes differ from the SHA-256 they were stored under
     ├── CacheUnavailable           the server or store could not be used; the job compiles instead
     │   ├── ServerUnreachable      no answer: DNS, refused, time-out, TLS, broken body
+    │   │   ├── ServerDown         nothing listens there, as while a server restarts
     │   │   └── AnswerLost         the request went out, its answer did not come: it may have been acted on
     │   └── ServerFault            an answer of 5xx, or one that makes no sense
     │       └── ServerBusy         502 or 503: a replica that stops, a proxy between two of them
@@ -78,6 +79,10 @@ class CacheUnavailable(NeffcacheError):
 
 class ServerUnreachable(CacheUnavailable):
     """The cache server gave no answer."""
+
+
+class ServerDown(ServerUnreachable):
+    """Nothing listens at the cache server's address."""
 
 
 class AnswerLost(ServerUnreachable):

@@ -30,6 +30,7 @@ if TYPE_CHECKING:
     from neffcache_client.lock_waiter import LockWaiter
 
 _RECORD_BYTES = 512
+_DYING_SECONDS = 1.0
 # flock on these is a lie, a round trip to a lock daemon that may be absent, or both.
 _NETWORK = (
     *("9p", "afs", "beegfs", "ceph", "cifs", "fuse.ceph", "fuse.glusterfs", "fuse.s3fs", "fuse.sshfs", "glusterfs"),
@@ -169,6 +170,21 @@ class HostLock:
         except OSError:
             # A full disk costs the next leader a TTL, this job nothing.
             return
+
+
+def lease_of_the_dead(lock: HostLock, abort: threading.Event) -> str | None:
+    """The lease that the last holder of a lock that we hold had, if it died with it. Raises Aborted."""
+    record = lock.read()
+    if record is None or not record.lease_id or record.ours():
+        return None
+    # The kernel drops a dying process's locks before the process is gone: look again for a moment.
+    deadline = time.monotonic() + _DYING_SECONDS
+    while not record.died():
+        if time.monotonic() > deadline:
+            return None
+        if abort.wait(0.05):
+            raise Aborted
+    return record.lease_id
 
 
 def file_system_type(path: str, mounts: str = "/proc/self/mounts") -> str:

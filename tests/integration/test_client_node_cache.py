@@ -5,9 +5,7 @@ from __future__ import annotations
 import hashlib
 import socket
 import threading
-import time
 from collections.abc import Iterator
-from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -17,7 +15,7 @@ from neffcache_client.heartbeat import LeaseView
 from neffcache_client.host_lock import HostLock
 from neffcache_client.records import summarise
 from support.neffs import make_neff
-from support.node import KEY, NEFF, QUICK, Node
+from support.node import KEY, NEFF, Node
 from support.scripted_server import Reply, ScriptedServer, busy, hit, leased, problem
 
 SHA = hashlib.sha256(NEFF).hexdigest()
@@ -361,163 +359,6 @@ def test_an_abort_during_a_compile_is_no_failure_of_the_graph(node: Node, server
         node.obtain()
     assert server.calls("fail") == []
     assert len(server.calls("release")) == 1
-
-
-def test_a_waiter_asks_on_through_errors(node: Node, server: ScriptedServer) -> None:
-    server.script("acquire", busy(), problem(503, "starting"), Reply(drop=True), HIT)
-    server.script("get", Reply(body=NEFF))
-    assert node.obtain().verdict == "waited"
-    assert node.compiles == 0
-
-
-def test_a_long_outage_ends_in_a_compile_that_goes_on_asking(node: Node, server: ScriptedServer) -> None:
-    server.script("acquire", busy(), *[problem(503, "down") for _ in range(20)])
-    got = node.obtain()
-    assert (got.verdict, got.reason, got.exit_code) == ("fallback", "server_lost", 0)
-    assert node.spooled() == 1
-
-
-def test_a_neff_that_arrives_during_such_a_compile_is_used(
-    node: Node, server: ScriptedServer, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr("neffcache_client.contact._ASK_WHILE_COMPILING_SECONDS", 0.05)
-    server.script("acquire", busy(), *[problem(503, "down") for _ in range(3)], *[HIT for _ in range(9)])
-    monkeypatch.setattr("neffcache_client.contact._RETRY_SECONDS", (0.2,))
-    server.script("get", Reply(body=NEFF))
-
-    def killed_when_not_needed(view: LeaseView) -> None:
-        assert view.not_needed.wait(20)
-
-    node.on_compile = killed_when_not_needed
-    node.result = "transient"
-    got = node.obtain()
-    assert got.verdict == "waited"
-    assert node.output().read_bytes() == NEFF
-
-
-# Outages
-
-
-@pytest.mark.parametrize(
-    "reply",
-    [
-        problem(500, "broken"),
-        problem(503, "starting"),
-        problem(401, "no_token"),
-        problem(403, "forbidden"),
-        Reply(status=404, body=b"<html>not here</html>"),
-        Reply(body=b"<html>login</html>"),
-        Reply(body=b'{"state": "hi'),
-        Reply({"state": "leased"}),
-        Reply({"state": "surprise"}),
-        Reply([]),
-        Reply(body=b"{}", announce=900),
-    ],
-    ids=["500", "503", "401", "403", "404", "html", "half", "odd", "unknown", "list", "short"],
-)
-def test_every_useless_answer_ends_in_a_local_compile_with_one_warning(
-    node: Node, server: ScriptedServer, reply: Reply
-) -> None:
-    """UC-10."""
-    server.script("acquire", *[reply] * 12)
-    got = node.obtain()
-    assert (got.verdict, got.exit_code) == ("fallback", 0)
-    assert node.output().read_bytes() == NEFF
-    assert len(node.warnings()) == 1
-    asked = len(server.calls("acquire"))
-    again = node.obtain("cd" * 32)
-    assert again.reason == "breaker_open"
-    assert len(server.calls("acquire")) == asked, "the breaker is open: nobody asks"
-    assert len(node.warnings()) == 1
-    assert node.spooled() == 2
-
-
-def test_a_replica_that_stops_sends_a_newcomer_to_the_next(node: Node, server: ScriptedServer) -> None:
-    """A rolling upgrade is no outage: the same question again, within the 2 s of the first contact."""
-    server.script("acquire", problem(503, "shutting_down"), Reply(status=503, body=b"<html>no server"), HIT)
-    server.script("get", Reply(body=NEFF))
-    assert node.obtain().verdict == "remote"
-    assert len({seen.json["lease_id"] for seen in server.calls("acquire")}) == 1
-    assert node.warnings() == []
-
-
-def test_a_refused_connection_ends_in_a_local_compile(tmp_path: Path) -> None:
-    """UC-10."""
-    node = Node(tmp_path / "host", closed_port())
-    got = node.obtain()
-    assert (got.verdict, got.reason, got.exit_code) == ("fallback", "unreachable", 0)
-    assert node.spooled() == 1
-    assert node.obtain(output="again").verdict == "local"
-
-
-def test_a_dns_look_up_that_hangs_is_bounded(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """UC-10."""
-    gate = threading.Event()
-
-    def hang(*args: object, **kwargs: object) -> list[object]:
-        gate.wait(30)
-        raise socket.gaierror("no")
-
-    monkeypatch.setattr(socket, "getaddrinfo", hang)
-    node = Node(tmp_path / "host", "http://cache.invalid:8765", patience=replace(QUICK, first_contact=0.3))
-    began = time.monotonic()
-    assert node.obtain().reason == "unreachable"
-    assert time.monotonic() - began < 15, "the look-up itself takes 30 s"
-    gate.set()
-
-
-def test_a_server_that_accepts_and_says_nothing_is_bounded(tmp_path: Path) -> None:
-    """UC-10: a stopped server."""
-    with socket.create_server(("127.0.0.1", 0)) as listener:
-        url = f"http://127.0.0.1:{listener.getsockname()[1]}"
-        node = Node(tmp_path / "host", url, patience=replace(QUICK, first_contact=0.3))
-        assert node.obtain().reason == "unreachable"
-
-
-def test_a_lost_answer_is_asked_for_again_under_the_same_lease_id(node: Node, server: ScriptedServer) -> None:
-    server.script("acquire", Reply(drop=True), leased())
-    assert node.obtain().verdict == "compiled"
-    first, second = (s.json["lease_id"] for s in server.calls("acquire"))
-    assert first == second
-
-
-def test_a_lost_publish_answer_is_repeated(node: Node, server: ScriptedServer) -> None:
-    server.script("acquire", leased())
-    server.script("publish", Reply(drop=True))
-    got = node.obtain()
-    assert (got.verdict, got.reason) == ("compiled", None)
-    assert len(server.calls("publish")) == 2
-    assert node.spooled() == 0
-
-
-def test_a_server_lost_at_publish_costs_no_result(
-    node: Node, server: ScriptedServer, no_background: list[object]
-) -> None:
-    server.script("acquire", leased())
-    server.script("publish", *[problem(503, "down") for _ in range(9)])
-    got = node.obtain()
-    assert (got.verdict, got.reason, got.exit_code) == ("compiled", "spooled", 0)
-    assert node.spooled() == 1
-    assert len(no_background) == 2, "one look after the first contact, one for the interrupted publish"
-    assert server.calls("release") == []
-
-
-def test_a_refused_publish_is_said_once_and_costs_no_result(node: Node, server: ScriptedServer) -> None:
-    """UC-23."""
-    server.script("acquire", leased(), leased())
-    server.script("upload", problem(403, "read_only"), problem(403, "read_only"))
-    assert node.obtain().reason == "publish_refused"
-    assert node.obtain("cd" * 32).exit_code == 0
-    (warning,) = node.warnings()
-    assert "403" in warning
-
-
-def test_a_failure_that_cannot_be_reported_is_still_a_failure(node: Node, server: ScriptedServer) -> None:
-    server.script("acquire", leased())
-    server.script("fail", problem(500, "broken"))
-    node.result = "transient"
-    got = node.obtain()
-    assert (got.verdict, got.exit_code, node.compiles) == ("failed", 70, 1)
 
 
 # Folders

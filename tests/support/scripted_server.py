@@ -78,11 +78,11 @@ class _QuietServer(ThreadingHTTPServer):
 class ScriptedServer:
     """Use as a context manager; `url` is where it listens."""
 
-    def __init__(self) -> None:
+    def __init__(self, port: int = 0) -> None:
         self.seen: list[Seen] = []
         self._arrived = threading.Condition()
         self._script: dict[str, deque[Reply]] = defaultdict(deque)
-        self._server = _QuietServer(("127.0.0.1", 0), _handler(self))
+        self._server = _QuietServer(("127.0.0.1", port), _handler(self))
         self._server.daemon_threads = True
         self._server.block_on_close = False
         self._thread = threading.Thread(target=self._server.serve_forever, args=(0.02,), daemon=True)

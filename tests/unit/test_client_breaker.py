@@ -80,15 +80,51 @@ def test_a_prober_that_dies_leaves_the_probe_to_the_next(tmp_path: Path, clock: 
     assert make(tmp_path).allow()
 
 
-def test_it_stays_open_for_thirty_seconds_give_or_take(tmp_path: Path, clock: Clock) -> None:
-    make(tmp_path).failed("refused")
-    clock.now += 23.9
-    assert not make(tmp_path).allow()
-    clock.now += 12.2
-    assert make(tmp_path).allow()
+def seconds_open(folder: Path, clock: Clock) -> float:
+    until: float = json.loads(Path(make(folder).path).read_text())["until"]
+    return until - clock.now
 
 
-@pytest.mark.parametrize("content", ["", "garbage", "[]", '{"boot": "another", "until": 9e9}', '{"until": "x"}'])
+def test_it_opens_for_a_restart_at_first_and_twice_as_long_after_each_failed_probe(
+    tmp_path: Path, clock: Clock
+) -> None:
+    for seconds in (4, 8, 16, 30, 30):
+        asking = make(tmp_path)
+        assert asking.allow()
+        asking.failed("away")
+        assert seconds * 0.8 <= seconds_open(tmp_path, clock) <= seconds * 1.2
+        clock.now += seconds * 0.79
+        assert not make(tmp_path).allow()
+        clock.now += seconds * 0.42
+
+
+def test_eight_ranks_that_fail_together_are_one_failure(tmp_path: Path, clock: Clock) -> None:
+    ranks = [make(tmp_path) for _ in range(8)]
+    assert all(rank.allow() for rank in ranks)
+    for rank in ranks:
+        rank.failed("away")
+    assert seconds_open(tmp_path, clock) <= 4.8
+
+
+def test_an_answer_ends_the_outage_for_good(tmp_path: Path, clock: Clock) -> None:
+    for _ in range(4):
+        asking = make(tmp_path)
+        assert asking.allow()
+        asking.failed("away")
+        clock.now += 40
+    prober = make(tmp_path)
+    assert prober.allow()
+    prober.succeeded()
+    asking = make(tmp_path)
+    assert asking.allow()
+    asking.failed("away again")
+    assert seconds_open(tmp_path, clock) <= 4.8
+
+
+@pytest.mark.parametrize(
+    "content",
+    ["", "garbage", "[]", '{"until": 1e9, "seconds": "x"}', '{"boot": "another", "until": 9e9}', '{"until": "x"}'],
+)
 def test_a_file_that_says_nothing_means_closed(tmp_path: Path, clock: Clock, content: str) -> None:
     path = Path(make(tmp_path).path)
     path.parent.mkdir()
