@@ -173,7 +173,8 @@ def check_neff(path: str | os.PathLike[str]) -> NeffInfo:
 def read_members(payload: BinaryIO) -> tuple[str | None, str | None]:
     """(compiler version, target) from a payload positioned at its start; None where absent.
 
-    Streams through the gzip'd tar. Raises NeffNotAContainer when the payload is no archive.
+    Streams through the gzip'd tar. Raises NeffNotAContainer when the payload is no archive, OSError when it cannot
+    be read.
     """
     import tarfile
     import zlib
@@ -187,7 +188,7 @@ def read_members(payload: BinaryIO) -> tuple[str | None, str | None]:
                     found[name] = _member_json(tar, member)
                     if len(found) == 2:
                         break
-    except (tarfile.TarError, zlib.error, EOFError, OSError, ValueError) as exc:
+    except (tarfile.TarError, zlib.error, EOFError, ValueError, RecursionError) as exc:
         raise NeffNotAContainer(f"the payload of the NEFF is not a readable archive: {exc}") from exc
     if "info.json" not in found:
         raise NeffNotAContainer("the NEFF's archive holds no info.json")

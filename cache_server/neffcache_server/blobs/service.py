@@ -168,17 +168,20 @@ class _Staged:
             raise StorageUnavailable(f"the upload could not be written: {exc.strerror}") from exc
 
     def finish(self, sha256: str) -> BlobAnswer:
-        """What was received, verified whole. Raises NeffInvalid or BlobRefused."""
+        """What was received, verified whole. Raises NeffInvalid, BlobRefused or StorageUnavailable."""
         self._checker.finish()
         if self._checker.sha256 != sha256:
             raise BlobRefused(
                 f"the bytes have SHA-256 {self._checker.sha256}, the address says {sha256}; nothing was stored",
                 code="digest_mismatch",
             )
-        self._file.seek(HEADER_SIZE)
-        version, target = read_members(self._file)
-        self._file.close()
-        os.chmod(self.path, 0o644)
+        try:
+            self._file.seek(HEADER_SIZE)
+            version, target = read_members(self._file)
+            self._file.close()
+            os.chmod(self.path, 0o644)
+        except OSError as exc:
+            raise StorageUnavailable(f"the upload could not be read back: {exc.strerror}") from exc
         return BlobAnswer(sha256=sha256, size=self.size, compiler_version=version, target=target)
 
     def discard(self) -> None:

@@ -15,7 +15,7 @@ from neffcache_server.blobs.repository import BlobRepository
 from neffcache_server.database.engine import Database
 from neffcache_server.entries.repository import EntryRepository
 from neffcache_server.kit.hub import EventHub
-from neffcache_server.problems import BlobUnknown
+from neffcache_server.problems import BlobUnknown, StorageUnavailable
 from neffcache_server.storage.base import BlobNotFound, BlobStore
 
 _SOUND_FOR_SECONDS = 60.0
@@ -93,5 +93,11 @@ class BlobVerifier:
 def _is_sound(path: Path, sha256: str) -> bool:
     try:
         return check_neff(path).sha256 == sha256
-    except (NeffInvalid, OSError):
+    except NeffInvalid:
         return False
+    except FileNotFoundError as exc:
+        raise BlobNotFound from exc
+    except OSError as exc:
+        # No word about the bytes: without descriptors, or with a file system that is away, every blob reads like
+        # this, and what is called damaged is deleted.
+        raise StorageUnavailable(f"the blob cannot be read to be judged: {exc.strerror}") from exc

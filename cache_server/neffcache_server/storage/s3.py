@@ -10,8 +10,8 @@ from __future__ import annotations
 import base64
 import os
 import tempfile
-from collections.abc import AsyncIterator, Callable
-from contextlib import asynccontextmanager
+from collections.abc import AsyncIterator, Callable, Iterator
+from contextlib import asynccontextmanager, contextmanager
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -19,7 +19,7 @@ from anyio import CapacityLimiter, to_thread
 from neffcache_client.wire import UploadAnswer, check_key, check_namespace
 
 from neffcache_server.kit.shared_read import SharedRead
-from neffcache_server.problems import SetupError
+from neffcache_server.problems import SetupError, StorageUnavailable
 from neffcache_server.settings import ServerSettings
 from neffcache_server.storage.base import BlobNotFound, StorageMisconfigured, StoredBlob, StoredObject
 from neffcache_server.storage.s3_client import S3Clients, no_bucket, parse_s3_url, translated
@@ -97,9 +97,10 @@ class S3Store:
     @asynccontextmanager
     async def as_file(self, namespace: str, sha256: str) -> AsyncIterator[Path]:
         reader = await self.open(namespace, sha256)
-        descriptor, name = tempfile.mkstemp(dir=self.staging)
+        with _translated_staging():
+            descriptor, name = tempfile.mkstemp(dir=self.staging)
         try:
-            with os.fdopen(descriptor, "wb") as file:
+            with _translated_staging(), os.fdopen(descriptor, "wb") as file:
                 async for chunk in reader.chunks(0, reader.size):
                     await to_thread.run_sync(file.write, chunk)
             yield Path(name)
@@ -197,6 +198,14 @@ class S3Reader:
     async def close(self) -> None:
         while self._bodies:
             self._bodies.pop().close()
+
+
+@contextmanager
+def _translated_staging() -> Iterator[None]:
+    try:
+        yield
+    except OSError as exc:
+        raise StorageUnavailable(f"the server's folder for staging cannot take a copy: {exc.strerror}") from exc
 
 
 def _base64(sha256: str) -> str:
