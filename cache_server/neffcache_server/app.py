@@ -33,7 +33,7 @@ from neffcache_server.kit.body_limit import BodyLimit
 from neffcache_server.kit.hub import EventHub, LocalHub
 from neffcache_server.kit.notify_hub import NotifyHub
 from neffcache_server.kit.request_id import RequestIds
-from neffcache_server.kit.tracing import Traced, tracer
+from neffcache_server.kit.tracing import Traced, open_tracing
 from neffcache_server.leases.endpoints import router as leases
 from neffcache_server.leases.publish import PublishService
 from neffcache_server.leases.service import LeaseService
@@ -60,6 +60,7 @@ def create_app(settings: ServerSettings) -> FastAPI:
 
     The database must be migrated already (`neffcache db upgrade`; `neffcache serve` does it for SQLite).
     """
+    tracing = open_tracing()
 
     @asynccontextmanager
     async def lifespan(app: FastAPI) -> AsyncIterator[None]:
@@ -82,19 +83,23 @@ def create_app(settings: ServerSettings) -> FastAPI:
             yield
         finally:
             await _close(state, tasks)
+            if tracing is not None:
+                tracing.close()
 
     app = FastAPI(
         title="neffcache",
         version=version("neffcache"),
         description="Distributed compilation cache for AWS Trainium. Errors are RFC 9457 problem documents.",
         lifespan=lifespan,
+        # FastAPI's own spans name paths, which hold keys and lease ids. (Versions that make none ignore this.)
+        telemetry={"tracing": False, "metrics": False, "logs": False, "auto_configure": False},
     )
     routers = (leases, blobs, entries, explain, failures, stats, recording, health, metrics, auth, dashboard)
     for router in routers:
         app.include_router(router, dependencies=[Depends(authorise)])
     app.add_middleware(BodyLimit, limit=_MAX_JSON_BYTES)
-    if (spans := tracer()) is not None:
-        app.add_middleware(Traced, tracer=spans)
+    if tracing is not None:
+        app.add_middleware(Traced, tracer=tracing.tracer)
     # Added last, so it is outermost: refusals of the others have an id too.
     app.add_middleware(RequestIds)
     install_handlers(app)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import json
 from collections.abc import Awaitable, Callable
+from contextlib import ExitStack
 from dataclasses import asdict, replace
 from time import monotonic
 
@@ -23,6 +24,7 @@ from neffcache_client.wire import (
 from neffcache_server.database.engine import Database, ReadConnection, WriteConnection
 from neffcache_server.explain.misses import MissLog
 from neffcache_server.kit.hub import EventHub
+from neffcache_server.kit.tracing import span
 from neffcache_server.leases.gate import Gate, Gates
 from neffcache_server.leases.machine import (
     Busy,
@@ -117,7 +119,7 @@ class LeaseService:
         began = monotonic()
         deadline = began + request.wait_seconds
         waited = False
-        with self.gates.enter(namespace, key) as gate:
+        with self.gates.enter(namespace, key) as gate, ExitStack() as waiting:
             seen = gate.generation
             state = await gate.read()
             arrived = state.now
@@ -139,6 +141,8 @@ class LeaseService:
                     seconds = monotonic() - began if waited else 0.0
                     self._record(namespace, key, request, decision, request.waited_seconds + seconds)
                     return self._answer(namespace, key, decision, waited or request.waited_seconds > 0)
+                if not waited:
+                    waiting.enter_context(span("neffcache.wait"))
                 waited = True
                 seen, state = await self._next(gate, seen, state, min(left, decision.retry_after or _FOREVER))
 
