@@ -63,7 +63,7 @@ class Patience:
     first_contact: float = 2.0
     """All of it, DNS included: what a dead server may cost a job."""
     first_answer: float = 8.0
-    """More for a server that has taken the question: one that is hung costs this once per host and half minute."""
+    """More for a server that has taken the question: one that is hung costs a host this once per probe."""
     leader: float = TTL_SECONDS
     """For this host's leader, before the server is asked past it."""
     poll: float = MAX_WAIT_SECONDS
