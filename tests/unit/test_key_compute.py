@@ -395,7 +395,7 @@ def test_a_local_hit_loads_nothing_heavy(tmp_path: Path) -> None:
     ours = {name for name in loaded if name.startswith("neffcache_hook")}
     assert loaded - ours <= LIGHT | {"collections.abc"}
     assert ours == {"neffcache_hook", "neffcache_hook.key"} | {
-        f"neffcache_hook.key.{name}" for name in ("command", "compute", "identity", "index", "options")
+        f"neffcache_hook.key.{name}" for name in ("command", "compute", "identity", "index", "options", "version")
     }
 
 

@@ -161,3 +161,122 @@ def test_the_launcher_behind_the_version_question_passes_through(tmp_path: Path)
     (note,) = (tmp_path / "cache").glob("version-*.txt")
     assert "inner=1" in note.read_text()
     assert stat.S_ISREG(note.stat().st_mode)
+
+
+@pytest.fixture
+def python_path(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Path:
+    """A folder on PYTHONPATH, where Python looks before it looks into a venv."""
+    folder = tmp_path / "nightly"
+    folder.mkdir()
+    monkeypatch.setenv("PYTHONPATH", f"{tmp_path}/nothing{os.pathsep}{folder}")
+    return folder
+
+
+def test_a_wheel_on_pythonpath_is_the_compiler_that_runs(tmp_path: Path, python_path: Path) -> None:
+    """UC-12: a nightly build laid over the image's compiler."""
+    program = install(tmp_path / "venv")
+    before = identify(str(program), "")
+    other = install(tmp_path / "other", version="2.24.1.0+99999999", content="nightly")
+    site = next((tmp_path / "other" / "lib").glob("*/site-packages"))
+    for item in site.iterdir():
+        item.rename(python_path / item.name)
+    other.unlink()
+    after = identify(str(program), "")
+    assert after.version == "2.24.1.0+99999999"
+    assert after.digest != before.digest
+
+
+def test_a_compiler_on_pythonpath_that_nothing_describes_has_no_identity(tmp_path: Path, python_path: Path) -> None:
+    """A checkout changes from one minute to the next: in doubt nothing is cached."""
+    program = install(tmp_path / "venv")
+    (python_path / "neuronxcc").mkdir()
+    with pytest.raises(IdentityUnknown, match="neuronxcc"):
+        identify(str(program), "")
+
+
+def test_other_folders_on_pythonpath_change_nothing(tmp_path: Path, python_path: Path) -> None:
+    program = install(tmp_path / "venv")
+    (python_path / "mycode").mkdir()
+    with_path = identify(str(program), "").text
+    os.environ.pop("PYTHONPATH")
+    assert identify(str(program), "").text == with_path
+
+
+@pytest.mark.parametrize("venv", [False, True])
+def test_a_wheel_in_the_users_own_folder_goes_before_the_systems(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, venv: bool
+) -> None:
+    """`pip install --user` over an image's compiler; a venv does not look there."""
+    program = install(tmp_path / "usr")
+    if venv:
+        (tmp_path / "usr" / "pyvenv.cfg").write_text("include-system-site-packages = false\n")
+    monkeypatch.setenv("PYTHONUSERBASE", str(tmp_path / "user"))
+    before = identify(str(program), "")
+    install(tmp_path / "user", version="2.24.1.0+99999999", content="mine")
+    after = identify(str(program), "")
+    assert (after.version == before.version) == venv
+    assert (after.digest == before.digest) == venv
+
+
+def telling(path: Path, version: str) -> Path:
+    """A program that tells `version` and notes that it was asked."""
+    return script(path, f'echo asked >> "{path}.asked"\necho "compiler {version}"\n')
+
+
+def test_the_program_behind_a_script_is_asked_again_when_it_changes(tmp_path: Path) -> None:
+    """UC-12: /opt/bin/neuronx-cc that starts another one, which an upgrade replaces in place."""
+    inner = telling(tmp_path / "opt" / "real-cc", "2.1.0+aa")
+    wrapper = script(tmp_path / "bin" / "neuronx-cc", f'exec "{inner}" "$@"\n')
+    cache = str(tmp_path / "cache")
+    assert identify(str(wrapper), cache).version == "2.1.0+aa"
+    assert identify(str(wrapper), cache).version == "2.1.0+aa"
+    assert Path(f"{inner}.asked").read_text().count("asked") == 1
+    times = os.stat(inner)
+    telling(inner, "2.2.0+bb")
+    os.utime(inner, ns=(times.st_atime_ns, times.st_mtime_ns))
+    assert identify(str(wrapper), cache).version == "2.2.0+bb"
+
+
+def test_a_wheel_upgraded_behind_a_script_makes_it_asked_again(tmp_path: Path) -> None:
+    """The inner program of a wheel stays byte for byte what it was."""
+    inner = telling(tmp_path / "opt" / "bin" / "real-cc", "2.1.0+aa")
+    site = tmp_path / "opt" / "lib" / "python3.12" / "site-packages"
+    (site / "neuronx_cc-2.1.0.dist-info").mkdir(parents=True)
+    wrapper = script(tmp_path / "bin" / "neuronx-cc", f"exec {inner} $@\n")
+    cache = str(tmp_path / "cache")
+    identify(str(wrapper), cache)
+    (site / "neuronx_cc-2.1.0.dist-info").rename(site / "neuronx_cc-2.2.0.dist-info")
+    identify(str(wrapper), cache)
+    assert Path(f"{inner}.asked").read_text().count("asked") == 2
+
+
+def test_the_interpreter_that_env_finds_is_where_the_wheel_is(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """`#!/usr/bin/env python3`: another venv first on PATH is another compiler."""
+    tool = script(tmp_path / "tools" / "neuronx-cc", "exit 99\n", "/usr/bin/env -S python3")
+    found = []
+    for name, content in (("a", "aaaa"), ("b", "bbbb")):
+        install(tmp_path / name, content=content)
+        script(tmp_path / name / "bin" / "python3", "exit 99\n")
+        monkeypatch.setenv("PATH", f"{tmp_path / name / 'bin'}{os.pathsep}/usr/bin")
+        found.append(identify(str(tool), ""))
+    assert [one.kind for one in found] == ["wheel", "wheel"]
+    assert found[0].digest != found[1].digest
+
+
+def test_a_lock_that_cannot_be_had_is_not_waited_for(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A file system without flock says so at once, every time."""
+    import fcntl
+
+    tries = []
+
+    def refuse(fd: int, how: int) -> None:
+        tries.append(fd)
+        assert len(tries) == 1, "waits for a lock that does not exist"
+        raise OSError(37, "No locks available")
+
+    program = telling(tmp_path / "bin" / "neuronx-cc", "2.1.0+aa")
+    monkeypatch.setattr(fcntl, "flock", refuse)
+    assert identify(str(program), str(tmp_path / "cache")).version == "2.1.0+aa"
+    assert len(tries) == 1

@@ -3,26 +3,25 @@
 A path and an mtime are no identity: images normalise mtimes, and an upgrade in place keeps the path. A compiler that
 comes from a wheel is never run: its METADATA has the version with the git suffix, its RECORD the SHA-256 of every
 file. Any other executable is its own SHA-256 and what `--version` prints; that answer is kept under the digest of
-the executable and of the packages installed beside it. A script that runs some other program cannot be seen
-through: what its `--version` prints must change with that program.
+the executable, of the programs that a script names by absolute path, and of the packages installed beside them. A
+script that finds its program in some other way cannot be seen through.
 """
 
 from __future__ import annotations
 
-import fcntl
 import hashlib
 import os
-import time
 
-from neffcache_client.errors import NeffcacheError
+from neffcache_hook.key.version import IdentityUnknown, printed_version
+
+__all__ = ["CompilerIdentity", "IdentityUnknown", "identify"]
 
 _DISTRIBUTION = "neuronx_cc-"
-_VERSION_SECONDS = 60.0
+_PACKAGE = "neuronxcc"
 _SITE_FOLDERS = ("lib", "lib64", "local/lib")
-
-
-class IdentityUnknown(NeffcacheError):
-    """The compiler does not tell its version; its results are not cached."""
+_LARGEST_SCRIPT = 1 << 16
+_DEEPEST_SCRIPT = 4
+_APART = str.maketrans(dict.fromkeys("\"'`=;&|(){}<>$", " "))
 
 
 class CompilerIdentity:
@@ -40,15 +39,23 @@ class CompilerIdentity:
 def identify(executable: str, cache_dir: str) -> CompilerIdentity:
     """Identify the compiler at `executable`; `cache_dir` keeps what `--version` printed.
 
-    Raises IdentityUnknown when the file cannot be read or does not tell a version.
+    Raises IdentityUnknown when the file cannot be read or does not tell a version, or when PYTHONPATH puts a compiler
+    before it that nothing describes.
     """
     try:
         real = os.path.realpath(executable)
         script = _digest(real)
         sites = _site_folders(executable, real)
+        wheels = [wheel for site in sites for wheel in _wheels(site)]
+        if wheels:
+            return _from_wheels([*_wheels_ahead(sites), *wheels], real, script)
+        evidence = "\n".join(_evidence(executable, real, _DEEPEST_SCRIPT))
     except OSError as exc:
         raise IdentityUnknown(f"cannot read the compiler {executable}: {exc.strerror}") from exc
-    return _from_wheel(sites, real, script) or _from_executable(sites, real, script, cache_dir)
+    note = os.path.join(cache_dir, f"version-{hashlib.sha256(evidence.encode()).hexdigest()}.txt")
+    printed = printed_version(real, note)
+    digest = hashlib.sha256(f"{script}\n{printed}".encode()).hexdigest()
+    return CompilerIdentity(_first_version(printed), digest, "executable")
 
 
 def _digest(path: str) -> str:
@@ -62,15 +69,68 @@ def _site_folders(executable: str, real: str) -> list[str]:
     with open(real, "rb") as file:
         first = file.readline(4096)
     if first.startswith(b"#!"):
-        words = os.fsdecode(first[2:]).split()
-        if words and "/" in words[0]:
+        interpreter = _interpreter(os.fsdecode(first[2:]).split())
+        if interpreter is not None:
             # Not resolved: a venv's python is a link, and the venv is what counts.
-            bins.append(os.path.dirname(os.path.abspath(words[0])))
+            bins.append(os.path.dirname(os.path.abspath(interpreter)))
     found: list[str] = []
     for prefix in dict.fromkeys(os.path.dirname(folder) for folder in bins):
         for lib in _SITE_FOLDERS:
             found += _sites_in(os.path.join(prefix, lib))
     return list(dict.fromkeys(os.path.realpath(folder) for folder in found))
+
+
+def _interpreter(words: list[str]) -> str | None:
+    """The program that a `#!` line names, also through `env`."""
+    if not words or "/" not in words[0]:
+        return None
+    if os.path.basename(words[0]) != "env":
+        return words[0]
+    name = next((word for word in words[1:] if not word.startswith("-") and "=" not in word), None)
+    if name is None or "/" in name:
+        return name
+    found = (os.path.join(folder, name) for folder in os.environ.get("PATH", os.defpath).split(os.pathsep))
+    return next((path for path in found if os.access(path, os.X_OK)), None)
+
+
+def _wheels_ahead(sites: list[str]) -> list[tuple[str, str]]:
+    """The wheels in folders that Python looks into before `sites`: PYTHONPATH, and the user's own outside of a venv.
+
+    Raises IdentityUnknown for a compiler there that is no installed wheel.
+    """
+    path = os.environ.get("PYTHONPATH", "")
+    folders = [os.path.realpath(entry) for entry in path.split(os.pathsep)] if path else []
+    base = os.environ.get("PYTHONUSERBASE") or os.path.expanduser("~/.local")
+    for site in sites:
+        python = os.path.dirname(site)
+        if not os.path.exists(os.path.join(python, "../..", "pyvenv.cfg")):
+            folders.append(os.path.realpath(os.path.join(base, "lib", os.path.basename(python), "site-packages")))
+    found: list[tuple[str, str]] = []
+    for folder in dict.fromkeys(folder for folder in folders if folder not in sites):
+        wheels = _wheels(folder)
+        if not wheels and os.path.isdir(os.path.join(folder, _PACKAGE)):
+            raise IdentityUnknown(
+                f"{folder} is searched before the installed compiler and holds a {_PACKAGE} that is no installed "
+                "wheel, so nothing tells which compiler it is"
+            )
+        found += wheels
+    return found
+
+
+def _evidence(executable: str, real: str, depth: int) -> list[str]:
+    """What has to be the same for an answer to `--version` to hold."""
+    lines = [_digest(real)]
+    lines += [name for site in _site_folders(executable, real) for name in _dist_infos(site)]
+    with open(real, "rb") as file:
+        text = file.read(_LARGEST_SCRIPT)
+    if not text.startswith(b"#!") or not depth:
+        return lines
+    for word in os.fsdecode(text.partition(b"\n")[2]).translate(_APART).split():
+        # Programs only: a log that it writes to would change with every question.
+        program = word.startswith("/") and os.path.isfile(word) and os.access(word, os.X_OK)
+        if program and os.path.realpath(word) != real:
+            lines += _evidence(word, os.path.realpath(word), depth - 1)
+    return lines
 
 
 def _sites_in(lib: str) -> list[str]:
@@ -89,30 +149,28 @@ def _dist_infos(site: str) -> list[str]:
         return []
 
 
-def _from_wheel(sites: list[str], real: str, script: str) -> CompilerIdentity | None:
-    """The identity by every installed neuronx-cc wheel that can be meant; None when there is none."""
-    versions, parts = [], []
-    listed = False
-    for site in sites:
-        for name in _dist_infos(site):
-            if not name.startswith(_DISTRIBUTION):
-                continue
+def _wheels(site: str) -> list[tuple[str, str]]:
+    """(version, RECORD) of the compiler's wheels in one folder."""
+    found = []
+    for name in _dist_infos(site):
+        if name.startswith(_DISTRIBUTION):
             folder = os.path.join(site, name)
             try:
                 with open(os.path.join(folder, "RECORD"), encoding="utf-8") as file:
                     record = file.read()
-                version = _metadata_version(os.path.join(folder, "METADATA"))
+                found.append((_metadata_version(os.path.join(folder, "METADATA")), record))
             except (OSError, UnicodeDecodeError):
                 continue
-            versions.append(version)
-            parts.append(_record_digest(record))
-            listed = listed or _lists(record, os.path.basename(real), script)
-    if not versions:
-        return None
-    if not listed:
+    return found
+
+
+def _from_wheels(wheels: list[tuple[str, str]], real: str, script: str) -> CompilerIdentity:
+    """The identity by every installed wheel that can be meant; the version is the first one's."""
+    parts = [_record_digest(record) for _, record in wheels]
+    if not any(_lists(record, os.path.basename(real), script) for _, record in wheels):
         # Somebody replaced the program that the wheel installed: it is a part of what compiles.
         parts.append(script)
-    return CompilerIdentity(versions[0], hashlib.sha256("\n".join(parts).encode()).hexdigest(), "wheel")
+    return CompilerIdentity(wheels[0][0], hashlib.sha256("\n".join(parts).encode()).hexdigest(), "wheel")
 
 
 def _metadata_version(path: str) -> str:
@@ -164,95 +222,6 @@ def _urlsafe_hex(encoded: str) -> str:
         return binascii.a2b_base64(text + "=" * (-len(text) % 4)).hex()
     except (binascii.Error, ValueError):
         return ""
-
-
-def _from_executable(sites: list[str], real: str, script: str, cache_dir: str) -> CompilerIdentity:
-    packages = "\n".join(name for site in sites for name in _dist_infos(site))
-    evidence = hashlib.sha256(f"1\n{script}\n{packages}".encode()).hexdigest()
-    path = os.path.join(cache_dir, f"version-{evidence}.txt")
-    printed = _read(path)
-    if printed is None:
-        with _Turn(os.path.join(cache_dir, "version.lock")):
-            printed = _read(path)
-            if printed is None:
-                printed = _run_version(real)
-                _write(path, printed)
-    digest = hashlib.sha256(f"{script}\n{printed}".encode()).hexdigest()
-    return CompilerIdentity(_first_version(printed), digest, "executable")
-
-
-_END = "\n-- end\n"
-
-
-def _read(path: str) -> str | None:
-    try:
-        with open(path, encoding="utf-8") as file:
-            text = file.read()
-    except (OSError, UnicodeDecodeError):
-        return None
-    return text.removesuffix(_END) if text.endswith(_END) else None
-
-
-def _write(path: str, printed: str) -> None:
-    """Keep the answer; a folder that cannot be written only costs the next process a run."""
-    temporary = f"{path}.{os.getpid()}.{time.monotonic_ns()}"
-    try:
-        os.makedirs(os.path.dirname(path), exist_ok=True)
-        with open(temporary, "w", encoding="utf-8") as file:
-            file.write(printed + _END)
-        os.replace(temporary, path)
-    except OSError:
-        pass
-
-
-class _Turn:
-    """64 ranks that start at once run `--version` once. Only a courtesy: who waits too long goes ahead."""
-
-    def __init__(self, path: str) -> None:
-        self._path = path
-        self._fd = -1
-
-    def __enter__(self) -> None:
-        try:
-            os.makedirs(os.path.dirname(self._path), exist_ok=True)
-            self._fd = os.open(self._path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o644)
-        except OSError:
-            return
-        deadline = time.monotonic() + _VERSION_SECONDS
-        while time.monotonic() < deadline:
-            try:
-                fcntl.flock(self._fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
-                return
-            except OSError:
-                time.sleep(0.02)
-
-    def __exit__(self, *_: object) -> None:
-        if self._fd >= 0:
-            os.close(self._fd)
-
-
-def _run_version(real: str) -> str:
-    import subprocess
-
-    environ = {**os.environ, "NEFFCACHE_INNER": "1"}
-    try:
-        done = subprocess.run(
-            [real, "--version"],
-            env=environ,
-            stdin=subprocess.DEVNULL,
-            stdout=subprocess.PIPE,
-            stderr=subprocess.DEVNULL,
-            timeout=_VERSION_SECONDS,
-            check=False,
-        )
-    except subprocess.TimeoutExpired as exc:
-        raise IdentityUnknown(f"{real} --version took more than {_VERSION_SECONDS:.0f} s") from exc
-    except OSError as exc:
-        raise IdentityUnknown(f"{real} --version could not be run: {exc.strerror}") from exc
-    printed = done.stdout.decode("utf-8", "replace").strip()
-    if done.returncode != 0 or not printed:
-        raise IdentityUnknown(f"{real} --version ended with exit code {done.returncode} and told no version")
-    return printed
 
 
 def _first_version(printed: str) -> str:
