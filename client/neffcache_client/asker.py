@@ -7,7 +7,7 @@ from collections.abc import Callable
 
 from neffcache_client.breaker import Breaker
 from neffcache_client.contact import Contact, Log
-from neffcache_client.errors import CacheUnavailable, RequestRefused
+from neffcache_client.errors import CacheUnavailable, LeaseSuperseded, RequestRefused
 from neffcache_client.heartbeat import Heart, LeaseView
 from neffcache_client.wire import Artifact
 
@@ -66,10 +66,12 @@ class Asker:
         except CacheUnavailable as exc:
             self._breaker.failed(str(exc))
             return False
-        except RequestRefused:
+        except RequestRefused as exc:
             self._breaker.succeeded()
             self.may_be_leased = False
-            return True
+            if isinstance(exc, LeaseSuperseded):
+                contact.renew()
+            return not isinstance(exc, LeaseSuperseded)
         self._breaker.succeeded()
         self.may_be_leased = answer.state == "leased"
         with self._lock:

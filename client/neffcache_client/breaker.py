@@ -80,9 +80,13 @@ class Breaker:
             return True
         try:
             fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except OSError:
+        except BlockingIOError:
             os.close(fd)
             return False
+        except OSError:
+            # No locks here. Rather many probes than none for ever.
+            os.close(fd)
+            return True
         # The last prober may have finished between our look and our lock.
         self._load()
         if _now() < self._open_until:

@@ -22,15 +22,16 @@ from neffcache_client.ends import missing, own_failure, own_result, refusal, tol
 from neffcache_client.errors import (
     Aborted,
     CacheUnavailable,
+    LeaseSuperseded,
     LocalTierError,
     NotAllowed,
     RequestRefused,
 )
 from neffcache_client.heartbeat import Heart, LeaseView
-from neffcache_client.host_lock import HostLock, lease_of_the_dead
-from neffcache_client.local_tier import LocalTier, describe, hand_over, unique
+from neffcache_client.local_tier import LocalTier, describe, hand_over, remove_quietly, unique
 from neffcache_client.neff import NeffInfo
-from neffcache_client.publishing import Publisher, Warn, report_failure
+from neffcache_client.own_host import OwnHost
+from neffcache_client.publishing import Publisher, Warn, mismatch, report_failure
 from neffcache_client.results import CompileResult, Obtained, Patience, Verdict
 from neffcache_client.room import Room
 from neffcache_client.settings import ClientSettings
@@ -74,11 +75,9 @@ class Errand:
         warn: Warn,
         patience: Patience,
     ) -> None:
-        self.waited_seconds = 0.0
         self.compile_seconds: float | None = None
         self.cpu_seconds: float | None = None
         self.peak_rss_bytes: int | None = None
-        self.corrupt = 0
         self._settings = settings
         self._tier = tier
         self._breaker = breaker
@@ -97,21 +96,31 @@ class Errand:
         self._warn = warn
         self._patience = patience
         self._publisher = Publisher(settings, tier, abort=abort, warn=warn)
-        self._lock = HostLock(settings.lock_dir, settings.namespace, key)
+        self._host = OwnHost(settings, tier, key, output, abort=abort, log=log, seconds=patience.leader)
+        self._lock = self._host.lock
         self._client: CacheClient | None = None
         self._contact: Contact
         self._may_be_leased = False
-        self._dead: str | None = None
-        self._waited = False
+        self._waited_seconds: float | None = None
+        self._damaged = 0
+        self._superseded = False
         self._compiles = 0
         self._last: CompileResult | None = None
+
+    @property
+    def waited_seconds(self) -> float:
+        """For this host's leader and for the server's answer."""
+        return self._host.waited_seconds + (self._waited_seconds or 0.0)
+
+    @property
+    def corrupt(self) -> int:
+        """Copies that were found damaged, here and in transit."""
+        return self._host.corrupt + self._damaged
 
     def run(self) -> Obtained:
         """Do it. Raises Aborted, LocalTierError when `output` cannot be written, and what `compile` raises."""
         try:
-            if found := self._local("local"):
-                return found
-            return self._lead() or self._ask()
+            return self._host.local("local") or self._host.lead() or self._ask()
         except BaseException:
             if self._may_be_leased:
                 self._may_be_leased = not self._contact.release()
@@ -124,48 +133,6 @@ class Errand:
                 self._summary.finish()
             if self._client is not None:
                 self._client.close()
-
-    # This host
-
-    def _local(self, verdict: Verdict) -> Obtained | None:
-        before = self._tier.corrupt
-        artifact = self._tier.fetch(self._key, self._output)
-        self.corrupt += self._tier.corrupt - before
-        if artifact is None:
-            return None
-        return Obtained(verdict=verdict, bytes=artifact.size, saved_seconds=artifact.compile_seconds)
-
-    def _lead(self) -> Obtained | None:
-        """Become this host's leader, or find that another one got the NEFF, or go on without after a TTL."""
-        if self._lock.try_lock() is not False:
-            return None
-        self._log(f"waiting for {self._key[:12]}: another process of this host is getting it")
-        return self._await_leader(lambda: False)
-
-    def _await_leader(self, patient: Callable[[], bool]) -> Obtained | None:
-        began = time.monotonic()
-        self._waited = True
-        try:
-            while True:
-                locked = self._lock.wait(
-                    self._patience.leader, abort=self._abort, peek=lambda: self._tier.contains(self._key)
-                )
-                if found := self._local("waited"):
-                    return found
-                if locked or not self._lock.contended or not patient():
-                    return None
-        finally:
-            self.waited_seconds += time.monotonic() - began
-
-    def _leader_runs(self) -> bool:
-        holder = self._lock.read()
-        return holder is not None and holder.runs()
-
-    def _dead_lease(self) -> str | None:
-        """The lease of a leader that died on this host, to be superseded: once found, named in every question."""
-        if self._lock.held:
-            self._dead = lease_of_the_dead(self._lock, self._abort) or self._dead
-        return self._dead
 
     # The server
 
@@ -213,7 +180,7 @@ class Errand:
         return contact
 
     def _acquire(self, *, retry_failed: bool = False) -> AcquireAnswer:
-        dead = self._dead_lease()
+        dead = self._host.dead_lease()
         # Written down before it is asked for: a death from here on leaves a name to supersede.
         self._lock.write(self._contact.lease_id)
         self._may_be_leased = True
@@ -278,31 +245,39 @@ class Errand:
 
     def _wait(self, busy: AcquireAnswer) -> AcquireAnswer | Obtained:
         began = time.monotonic()
-        self._waited = True
 
         def supersedes() -> str | None:
-            dead = self._dead_lease()
+            dead = self._host.dead_lease()
             if self._lock.held:
                 self._lock.write(self._contact.lease_id)
             return dead
 
+        trouble: OutageTooLong | RequestRefused
         try:
             answer = self._contact.wait(
                 busy, supersedes=supersedes, interrupt=lambda: self._lock.arrived() or self._room_came()
             )
-        except OutageTooLong as exc:
+        except (OutageTooLong, RequestRefused) as exc:
+            trouble = exc
+        else:
+            if answer.state != "leased":
+                self._room.give_up_unused()
+            return answer
+        finally:
+            self._waited_seconds = (self._waited_seconds or 0.0) + time.monotonic() - began
+        return self._waited_in_vain(trouble)
+
+    def _waited_in_vain(self, trouble: OutageTooLong | RequestRefused) -> AcquireAnswer | Obtained:
+        why = str(trouble)
+        if isinstance(trouble, OutageTooLong):
             if self._give_up_at is not None and self._last is not None:
                 return own_failure(self._last, "out_of_memory")
-            if (refusal := self._refusal("server_lost", str(exc))) is not None:
-                return refusal
-            return self._compile_while_asking("server_lost")
-        except RequestRefused as exc:
-            return self._fallback("refused", str(exc))
-        finally:
-            self.waited_seconds += time.monotonic() - began
-        if answer.state != "leased":
-            self._room.give_up_unused()
-        return answer
+            return self._refusal("server_lost", why) or self._compile_while_asking("server_lost")
+        if isinstance(trouble, LeaseSuperseded) and not self._superseded:
+            # Granted in an answer that never came, and taken from us since: ask as any other, once.
+            self._superseded = True
+            return self._again()
+        return self._fallback("refused", why)
 
     def _failed(self, answer: AcquireAnswer) -> Obtained:
         failure = answer.failure
@@ -324,12 +299,16 @@ class Errand:
     def _fetch(self, artifact: Artifact) -> tuple[Obtained | None, str]:
         """The artifact at `output`, or why not."""
         assert self._client is not None
+        if (why := mismatch(artifact.compiler_version, artifact.target, **self._expect)) is not None:
+            # Only a key or a server that is broken can bring this about.
+            self._warn("mismatch", f"the artifact of {self._key[:12]} is not used: its {why}")
+            return None, "mismatch"
         temp = os.path.join(os.path.dirname(self._output) or ".", unique(".neffcache"))
         try:
             reason, damaged = fetch(self._client, artifact, temp, abort=self._abort, log=self._log)
         except OSError as exc:
             raise LocalTierError(f"{self._output} cannot be written: {describe(exc)}") from exc
-        self.corrupt += damaged
+        self._damaged += damaged
         if reason == "corrupt" and damage_is_the_servers(
             self._client, artifact.sha256, seconds=self._patience.report, abort=self._abort
         ):
@@ -338,8 +317,12 @@ class Errand:
         if reason is not None:
             return None, reason
         self._publisher.keep_artifact(self._key, temp, artifact)
-        hand_over(temp, self._output)
-        verdict: Verdict = "waited" if self._waited else "remote"
+        try:
+            hand_over(temp, self._output)
+        finally:
+            remove_quietly(temp)
+        waited = self._host.waited or self._waited_seconds is not None
+        verdict: Verdict = "waited" if waited else "remote"
         found = Obtained(verdict=verdict, bytes=artifact.size, saved_seconds=artifact.compile_seconds, counted=True)
         return found, ""
 
@@ -466,12 +449,10 @@ class Errand:
         return None
 
     def _fallback(self, reason: str, why: str) -> Obtained:
-        if (refusal := self._refusal(reason, why)) is not None:
-            return refusal
-        return self._compile_privately("fallback", reason)
+        return self._refusal(reason, why) or self._compile_privately("fallback", reason)
 
     def _compile_privately(self, verdict: str, reason: str) -> Obtained:
-        if self._lock.contended and (found := self._await_leader(self._leader_runs)):
+        if self._lock.contended and (found := self._host.await_leader(self._host.leader_runs)):
             return found
         if self._lock.held:
             if self._tier.writable():
@@ -490,8 +471,8 @@ class Errand:
         info, unusable = self._publisher.judge(result, **self._expect)
         if info is not None:
             self._publisher.keep(self._key, result.output or "", info, result.seconds)
-            # A corrupt artifact and a refusal would meet the upload as they met this process.
-            if self._settings.mode == "readwrite" and reason not in ("refused", "corrupt"):
+            # A bad artifact and a refusal would meet the upload as they met this process.
+            if self._settings.mode == "readwrite" and reason not in ("refused", "corrupt", "mismatch"):
                 entry = self._publisher.entry(self._key, self._factors, result)
                 self._publisher.spool(entry, result.output or "")
         hand_over(result.output, self._output)

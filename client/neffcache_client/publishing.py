@@ -70,15 +70,9 @@ class Publisher:
             words = describe(exc) if isinstance(exc, OSError) else str(exc)
             self._warn("not_a_neff", f"the compiler's output is not shared, it cannot be verified: {words}")
             return None, "not_a_neff"
-        # An architecture that we have no `--target` name for proves nothing either way.
-        target = info.target if info.target in TARGET_OF_ARCHITECTURE.values() else None
-        for what, expected, found in (
-            ("compiler version", expect_version, info.compiler_version),
-            ("target", expect_target, target),
-        ):
-            if expected and found and expected != found:
-                self._warn("mismatch", f"the NEFF is not shared: its {what} is {found}, expected {expected}")
-                return None, "mismatch"
+        if (why := mismatch(info.compiler_version, info.target, expect_version, expect_target)) is not None:
+            self._warn("mismatch", f"the NEFF is not shared: its {why}")
+            return None, "mismatch"
         return info, None
 
     def keep(self, key: str, path: str, info: NeffInfo, compile_seconds: float | None) -> bool:
@@ -165,6 +159,18 @@ class Publisher:
             self._warn("local_tier", f"{exc}; the NEFF is used but not kept on this host")
             return False
         return True
+
+
+def mismatch(
+    version: str | None, target: str | None, expect_version: str | None, expect_target: str | None
+) -> str | None:
+    """In what a NEFF differs from what was asked for, where both are known; None: in nothing."""
+    # An architecture that we have no `--target` name for proves nothing either way.
+    known = target if target in TARGET_OF_ARCHITECTURE.values() else None
+    for what, found, expected in (("compiler version", version, expect_version), ("target", known, expect_target)):
+        if expected and found and expected != found:
+            return f"{what} is {found}, expected {expected}"
+    return None
 
 
 class _Sending:

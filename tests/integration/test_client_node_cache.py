@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 from neffcache_client import errand
-from neffcache_client.errors import Aborted
+from neffcache_client.errors import Aborted, LocalTierError
 from neffcache_client.heartbeat import LeaseView
 from neffcache_client.host_lock import HostLock
 from neffcache_client.records import summarise
@@ -94,6 +94,38 @@ def test_an_artifact_that_stays_damaged_is_compiled_locally_and_counted(node: No
     assert summarise(node.settings.tier_dir).corrupt == 2
     assert node.output().read_bytes() == NEFF
     assert [p.name for p in node.folder.iterdir() if "tmp" in p.name] == []
+
+
+@pytest.mark.parametrize(
+    "said", [{"compiler_version": "9.9.9+other"}, {"target": "trn2"}], ids=["compiler", "target"]
+)
+def test_an_artifact_of_another_compiler_or_target_is_never_used(
+    node: Node, server: ScriptedServer, said: dict[str, str]
+) -> None:
+    """A key names both, so only something broken can bring it about; and a wrong hit is worse than any miss."""
+    server.script("acquire", hit(SHA, len(NEFF), **said))
+    server.script("get", Reply(body=NEFF))
+    got = node.obtain(expect_target="trn1")
+    assert (got.verdict, got.reason, node.compiles) == ("fallback", "mismatch", 1)
+    assert not server.calls("get")
+
+
+def test_a_hit_that_cannot_be_handed_over_leaves_nothing_behind(node: Node, server: ScriptedServer) -> None:
+    server.script("acquire", HIT)
+    server.script("get", Reply(body=NEFF))
+    node.output().mkdir()
+    with pytest.raises(LocalTierError):
+        node.obtain()
+    assert not list(node.folder.glob(".neffcache*"))
+
+
+def test_a_lock_that_is_looked_at_for_a_moment_is_not_waited_for(node: Node, server: ScriptedServer) -> None:
+    server.script("acquire", HIT)
+    server.script("get", Reply(body=NEFF))
+    lock = HostLock(node.settings.lock_dir, "default", KEY)
+    assert lock.try_lock()
+    node.cache._log = lambda line: lock.release() if "another process" in line else None
+    assert node.obtain().verdict == "remote"
 
 
 def test_a_blob_that_disappeared_is_asked_for_again_and_compiled(node: Node, server: ScriptedServer) -> None:

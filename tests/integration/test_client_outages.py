@@ -95,6 +95,20 @@ def test_a_neff_that_arrives_during_such_a_compile_is_used(
     assert node.output().read_bytes() == NEFF
 
 
+def test_a_waiter_whose_lease_was_granted_and_taken_unheard_asks_as_any_other(
+    node: Node, server: ScriptedServer
+) -> None:
+    server.script("acquire", busy(), problem(409, "superseded"), leased())
+    assert (node.obtain().verdict, len(server.calls("publish"))) == ("compiled", 1)
+    first, second, third = (seen.json["lease_id"] for seen in server.calls("acquire"))
+    assert first == second != third
+
+
+def test_a_server_that_says_so_for_ever_ends_in_a_compile(node: Node, server: ScriptedServer) -> None:
+    server.script("acquire", *[busy(), problem(409, "superseded")] * 9)
+    assert (node.obtain().reason, node.compiles) == ("refused", 1)
+
+
 # A server that comes back while this host compiles alone
 
 

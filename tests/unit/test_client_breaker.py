@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import json
 import subprocess
 import sys
@@ -104,6 +105,22 @@ def test_eight_ranks_that_fail_together_are_one_failure(tmp_path: Path, clock: C
     for rank in ranks:
         rank.failed("away")
     assert seconds_open(tmp_path, clock) <= 4.8
+
+
+def test_where_no_lock_can_be_had_everybody_probes(
+    tmp_path: Path, clock: Clock, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    make(tmp_path).failed("refused")
+    clock.now += 40
+
+    def no_locks(fd: int, how: int) -> None:
+        raise OSError(errno.ENOLCK, "no locks available")
+
+    monkeypatch.setattr("fcntl.flock", no_locks)
+    prober = make(tmp_path)
+    assert prober.allow()
+    prober.succeeded()
+    assert make(tmp_path).allow()
 
 
 def test_an_answer_ends_the_outage_for_good(tmp_path: Path, clock: Clock) -> None:
