@@ -9,6 +9,7 @@ from neffcache_client.neff import check_neff
 from support import pinned, wire
 from support.compilers import FakeCompiler
 from support.launchers import Host
+from support.waiting import wait_until
 
 GRAPH = (pinned.CORPUS / "mlp_grad.hlo.pb").read_bytes()
 
@@ -54,6 +55,25 @@ def test_a_compiler_upgraded_in_place_does_not_serve_the_old_neff(tmp_path: Path
         assert started.finish().exit_code == 0
         assert check_neff(started.output).compiler_version == version
     assert compiler.runs == 2
+
+
+def test_a_compiler_upgraded_while_it_compiles_publishes_nothing(tmp_path: Path) -> None:
+    """UC-12: one development build laid over another one says the same version, and nobody knows which made it."""
+    gate = tmp_path / "gate"
+    compiler = FakeCompiler(tmp_path / "compiler", gate=gate)
+    host = Host(tmp_path / "host", compiler)
+    started = host.start(graph=GRAPH)
+    wait_until(lambda: compiler.started == 1)
+    program = compiler.folder / "neuronx-cc"
+    replaced = program.with_name("new")
+    replaced.write_bytes(program.read_bytes() + b"# rebuilt\n")
+    replaced.chmod(0o755)
+    replaced.replace(program)
+    gate.touch()
+    assert started.finish().exit_code == 0
+    assert "the compiler changed while it compiled" in host.log()
+    assert not list(host.tier.glob("artifacts/*/*"))
+    assert not list(host.tier.glob("spool/*"))
 
 
 def test_a_graph_from_another_checkout_is_a_hit(tmp_path: Path) -> None:

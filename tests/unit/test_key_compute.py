@@ -10,7 +10,7 @@ import sys
 from pathlib import Path
 
 import pytest
-from neffcache_hook.key import compute, hlo, mlir, spawn
+from neffcache_hook.key import compute, hlo, ir, mlir, spawn
 from neffcache_hook.key.identity import CompilerIdentity
 from support.keys import ARGV, COMPILER, Keys, in_process
 
@@ -157,6 +157,20 @@ def test_a_file_that_an_option_names_enters_by_content(keys: Keys, tmp_path: Pat
         other.write_text("[]")
         assert keys.key(RAW, f"{ARGV} {form.format(other)}") != same
         other.write_text("{}")
+
+
+@pytest.mark.parametrize(
+    "form", ["--plan:{}", "--plan='{}'", '--plan="{}"', "--plans=[a;{}]", "--plan={{file:{}}}", "--plan=({})"]
+)
+def test_a_file_is_found_behind_whatever_a_value_puts_around_it(keys: Keys, tmp_path: Path, form: str) -> None:
+    """Left in by its path, a plan that changed would get the NEFF of the old one."""
+    made = []
+    plan = tmp_path / "plan.json"
+    for content in ("one", "two"):
+        plan.write_text(content)
+        argv = [*ARGV.split(), "--tensorizer-options", form.format(plan)]
+        made.append(keys.compute(RAW, argv).key)
+    assert made[0] != made[1]
 
 
 def test_a_path_with_blanks_in_one_element_enters_by_content(keys: Keys, tmp_path: Path) -> None:
@@ -319,6 +333,23 @@ def test_a_graph_that_only_lacks_a_library_is_asked_again(keys: Keys, monkeypatc
     monkeypatch.setattr(mlir, "BINDINGS", {})
     raw = keys.compute(kernel_graph(__file__))
     assert raw.factors["ir"]["canonicaliser"] == "raw"
+    monkeypatch.undo()
+    in_process(monkeypatch)
+    assert keys.compute(kernel_graph(__file__)).factors["ir"]["canonicaliser"] == mlir.NAME
+
+
+@pytest.mark.parametrize("where", ["ir", "binding"])
+def test_a_graph_that_only_lacked_memory_is_parsed_again(
+    keys: Keys, monkeypatch: pytest.MonkeyPatch, where: str
+) -> None:
+    """Remembered as it is, this host would miss for good what all others hit."""
+
+    def starved(*args: object) -> bytes:
+        raise MemoryError
+
+    owner, name = (ir, "_parse") if where == "ir" else (mlir, "_generic_text")
+    monkeypatch.setattr(owner, name, starved)
+    assert keys.compute(kernel_graph(__file__)).factors["ir"]["canonicaliser"] == "raw"
     monkeypatch.undo()
     in_process(monkeypatch)
     assert keys.compute(kernel_graph(__file__)).factors["ir"]["canonicaliser"] == mlir.NAME

@@ -9,7 +9,7 @@ import hashlib
 import json
 import os
 import stat
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 
 from neffcache_hook.key.command import UNKNOWN
 from neffcache_hook.key.index import Index
@@ -34,6 +34,8 @@ FLAGS_VARIABLE = "NEURON_CC_FLAGS"
 
 _OFF = ("", "0", "false", "no", "off")
 _SEPARATORS = " \t\n=,"
+_AROUND_PATHS = ":;'\"()[]{}"
+"""A path may hold these too, so what stands between separators is tried whole first."""
 
 
 class ComputedKey:
@@ -202,18 +204,25 @@ def _by_content(value: str | None, cwd: str, cmd: CompileCommand, files: list[li
     whole = value.partition("=")[2] if value.startswith("-") else value
     if whole and _is_file(os.path.join(cwd, whole)):
         return value[: len(value) - len(whole)] + _placeholder(whole, cwd, files)
+    return _by_pieces(value, _SEPARATORS, lambda word: _word(word, cwd, files))
+
+
+def _by_pieces(value: str, separators: str, change: Callable[[str], str]) -> str:
+    """`value` with whatever stands between `separators` changed."""
     pieces: list[str] = []
     word = ""
-    for character in value + " ":
-        if character in _SEPARATORS:
-            pieces += [_word(word, cwd, files), character]
+    for character in value:
+        if character in separators:
+            pieces += [change(word), character]
             word = ""
         else:
             word += character
-    return "".join(pieces[:-1])
+    return "".join([*pieces, change(word)])
 
 
 def _word(word: str, cwd: str, files: list[list[str | None]]) -> str:
+    if any(character in word for character in _AROUND_PATHS) and not _is_file(os.path.join(cwd, word)):
+        return _by_pieces(word, _AROUND_PATHS, lambda piece: _word(piece, cwd, files))
     if not word or word.startswith("-"):
         return word
     return _placeholder(word, cwd, files) if _is_file(os.path.join(cwd, word)) else word

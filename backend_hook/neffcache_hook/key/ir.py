@@ -16,7 +16,7 @@ def canonicalise(data: bytes) -> dict[str, Any]:
 
     `raw` (the digest of the bytes as they are), `kind` (mlir, hlo, raw), `canonicaliser`, `digest`, `kernels` and
     `mentions` (paths), `unclear` (a kernel is named but its path cannot be told), `ops` (how often each op occurs),
-    `why` (why raw), `keep` (whether the local index may remember this: not when only a library is missing).
+    `why` (why raw), `keep` (whether the local index may remember this: not when only a library or memory is missing).
     """
     found, ops = nki.References(), {}  # type: nki.References, dict[str, int]
     try:
@@ -24,8 +24,8 @@ def canonicalise(data: bytes) -> dict[str, Any]:
         nki.check_all_found(data, found)
     except nki.KernelUnclear as exc:
         return raw(data, str(exc), unclear=True)
-    except ImportError as exc:
-        return raw(data, str(exc), keep=False)
+    except (ImportError, MemoryError) as exc:
+        return raw(data, str(exc) or "out of memory", keep=False)
     except Exception as exc:
         # Whatever a parser throws, the file is hashed raw.
         return raw(data, f"{type(exc).__name__}: {exc}")

@@ -82,7 +82,7 @@ BINDINGS: dict[str, Callable[[], tuple[Any, Any]]] = {"torch_mlir": _torch_mlir,
 def canonicalise(data: bytes, found: References, ops: dict[str, int], only: str | None = None) -> bytes:
     """The canonical text of a module as UTF-8; fills `found` and the op counts.
 
-    Raises NoBinding, NotMlir or KernelUnclear. `only` names the one binding to use.
+    Raises NoBinding, NotMlir, KernelUnclear or MemoryError. `only` names the one binding to use.
     """
     reasons = []
     available = False
@@ -95,6 +95,8 @@ def canonicalise(data: bytes, found: References, ops: dict[str, int], only: str 
         available = True
         try:
             text = _generic_text(name, ir, context, data)
+        except MemoryError:
+            raise
         except Exception as exc:
             # Each binding has its own error class.
             reasons.append(f"{name}: {exc}")

@@ -23,11 +23,12 @@ from neffcache_client.node_cache import CACHE_FAULT_EXIT, CompileResult, LeaseVi
 from neffcache_client.results import failure_text
 
 from neffcache_hook.key.compute import compute_key
+from neffcache_hook.key.identity import IdentityUnknown, identify
 from neffcache_hook.launcher import find
 from neffcache_hook.launcher.classify import COMPILE_ERROR, Verdict, classify, out_of_memory
 from neffcache_hook.launcher.compilation import Compilation, Ended
 from neffcache_hook.launcher.log import complain
-from neffcache_hook.launcher.main import STOPPING_SIGNALS, Job, index_dir
+from neffcache_hook.launcher.main import STOPPING_SIGNALS, Job, identity_dir, index_dir
 from neffcache_hook.launcher.output import Output, write_all
 from neffcache_hook.launcher.private_folder import PrivateFolder
 
@@ -123,8 +124,14 @@ class Work:
         job = self.job
         if job.identity is None or job.computed is None or job.computed.key is None:
             return None
+        try:
+            compiler = identify(job.compiler, identity_dir(job.settings))
+        except IdentityUnknown as exc:
+            return str(exc)
+        if compiler.text != job.identity.text:
+            return "the compiler changed while it compiled"
         now = compute_key(
-            job.cmd, cwd=os.getcwd(), environ=job.environ, compiler=job.identity, index_dir=index_dir(job.settings)
+            job.cmd, cwd=os.getcwd(), environ=job.environ, compiler=compiler, index_dir=index_dir(job.settings)
         )
         if now.key == job.computed.key:
             return None

@@ -182,9 +182,8 @@ def _prepare(job: Job) -> bool:
     from neffcache_hook.key.compute import compute_key
     from neffcache_hook.key.identity import IdentityUnknown, identify
 
-    tier = job.settings.tier_dir
     try:
-        job.identity = identify(job.compiler, os.path.join(tier, "identity"))
+        job.identity = identify(job.compiler, identity_dir(job.settings))
     except IdentityUnknown as exc:
         job.log.once(f"WARNING: {exc}; compiling without the cache")
         return True
@@ -196,6 +195,11 @@ def _prepare(job: Job) -> bool:
         index_dir=index_dir(job.settings),
     )
     return True
+
+
+def identity_dir(settings: ClientSettings) -> str:
+    """Where it is remembered what a compiler's `--version` printed."""
+    return os.path.join(settings.tier_dir, "identity")
 
 
 def index_dir(settings: ClientSettings) -> str:
