@@ -35,6 +35,8 @@ _RETRY_SECONDS = (0.25, 0.5, 1.0, 2.0)
 _BUSY_SECONDS = 0.25
 _WARN_AT = 0.9
 _CUT_SECONDS = 2.0
+_TELL_SECONDS = 60.0
+"""A waiter says so again after this: watchdogs over collectives run from 240 s upwards."""
 
 
 class OutageTooLong(CacheUnavailable):
@@ -207,7 +209,7 @@ class Contact:
                 "They will wait here instead, and nothing is compiled twice. A larger value avoids it."
             )
             self._lock_timeout = math.inf
-        if self._told_at is not None and now - self._told_at < 60:
+        if self._told_at is not None and now - self._told_at < _TELL_SECONDS:
             return
         self._told_at = now
         self._log(waiting_text(self.key, busy))

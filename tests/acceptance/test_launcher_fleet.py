@@ -47,7 +47,7 @@ def _push(host: Host) -> None:
 
 
 def test_sixty_four_launchers_on_eight_hosts_compile_once(tmp_path: Path, server: ServerProcess) -> None:
-    """UC-18. Every run of this compiler makes other bytes, so equal outputs came from one run."""
+    """UC-17, UC-18. Every run of this compiler makes other bytes, so equal outputs came from one run."""
     compiler = FakeCompiler(tmp_path / "compilers", seconds=2.0)
     hosts = _fleet(tmp_path, compiler, server.url)
     results = [started.finish() for started in _start_all(hosts)]

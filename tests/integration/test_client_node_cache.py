@@ -102,7 +102,7 @@ def test_an_artifact_that_stays_damaged_is_compiled_locally_and_counted(node: No
 def test_an_artifact_of_another_compiler_or_target_is_never_used(
     node: Node, server: ScriptedServer, said: dict[str, str]
 ) -> None:
-    """A key names both, so only something broken can bring it about; and a wrong hit is worse than any miss."""
+    """UC-28: a key names both, so only something broken can bring it about; and a wrong hit is worse than a miss."""
     server.script("acquire", hit(SHA, len(NEFF), **said))
     server.script("get", Reply(body=NEFF))
     got = node.obtain(expect_target="trn1")

@@ -95,6 +95,17 @@ def test_a_neff_that_arrives_during_such_a_compile_is_used(
     assert node.output().read_bytes() == NEFF
 
 
+def test_a_waiter_goes_on_saying_what_it_waits_for(
+    node: Node, server: ScriptedServer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """UC-17: whoever looks at a rank that is late for a collective finds a fresh reason in its log."""
+    monkeypatch.setattr("neffcache_client.contact._TELL_SECONDS", 0.0)
+    server.script("acquire", *[busy()] * 4, HIT)
+    server.script("get", Reply(body=NEFF))
+    assert node.obtain().verdict == "waited"
+    assert sum("compiled by pid 7 on other-host" in line for line in node.log) == 4
+
+
 def test_a_waiter_whose_lease_was_granted_and_taken_unheard_asks_as_any_other(
     node: Node, server: ScriptedServer
 ) -> None:

@@ -94,6 +94,33 @@ async def flushed_stats(state: State) -> Any:
         return await state.stats.read(db, "default")
 
 
+def test_ranks_that_ask_around_a_publish_all_get_the_same_answer(tmp_path: Path) -> None:
+    """UC-17: before, between its steps and after; nobody compiles, and nobody gets another NEFF."""
+
+    async def run() -> None:
+        async with opened_state(tmp_path) as state:
+            assert (await acquire(state, KEY, 1)).state == "leased"
+            await state.leases.heartbeat("default", lease_id(1), HeartbeatRequest())
+
+            def ask(first: int) -> list[asyncio.Task[Any]]:
+                calls = (acquire(state, KEY, n, host=f"h{n % 8}", wait_seconds=25) for n in range(first, first + 16))
+                return [asyncio.create_task(call) for call in calls]
+
+            data = neff("x")
+            tasks = ask(100)
+            sha256 = await upload(state, 1, data)
+            tasks += ask(200)
+            body = PublishRequest(sha256=sha256, size=len(data), compile_seconds=40.0)
+            publishing = asyncio.create_task(state.publishing.publish("default", lease_id(1), body))
+            tasks += ask(300)
+            await publishing
+            tasks += ask(400)
+            answers = await asyncio.gather(*tasks)
+            assert {(a.state, a.artifact.sha256) for a in answers} == {("hit", sha256)}
+
+    asyncio.run(run())
+
+
 def test_one_waiter_of_many_gets_the_lease_of_a_lost_holder(tmp_path: Path) -> None:
     """UC-01: exactly one is granted, with a later epoch; the lost holder may change nothing any more."""
 
