@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import hashlib
+import json
 import re
 from collections.abc import Iterator
 from pathlib import Path
@@ -9,8 +11,9 @@ from typing import Any
 
 import httpx
 import pytest
+from neffcache_client.graph_summary import GraphSummary, Op, encode
 from playwright.sync_api import Browser, Page, expect, sync_playwright
-from support.cache_state import lease_id
+from support.cache_state import lease_id, neff
 from support.dashboard_data import HOSTILE, fill, key_of
 from support.server import ServerProcess, running_server
 
@@ -207,6 +210,85 @@ def test_graphs_are_sorted_and_searched(watched: Watched) -> None:
     expect(page.get_by_text("Nothing matches")).to_be_visible()
 
 
+def asked_for(url: str, number: int, factors: dict[str, Any], summary: str) -> str:
+    """A rank misses a key of these factors and describes its graph; returns the key."""
+    key = key_of(9000 + number)
+    holder = {"host": HOSTILE, "boot": "b", "pid": number, "rank": 3, "job": HOSTILE}
+    body = {"lease_id": lease_id(number), "holder": holder, "factors": factors}
+    with httpx.Client(base_url=f"{url}/v1/ns/explained", timeout=60) as api:
+        assert api.post(f"/keys/{key}/acquire", json=body).raise_for_status().json()["state"] == "leased"
+        api.post(f"/leases/{lease_id(number)}/heartbeat", json={}).raise_for_status()
+        api.post(f"/keys/{key}/summary", json={"summary": summary}).raise_for_status()
+    return key
+
+
+def publish(url: str, number: int) -> None:
+    data = neff("one")
+    digest = hashlib.sha256(data).hexdigest()
+    with httpx.Client(base_url=f"{url}/v1/ns/explained", timeout=60) as api:
+        lease = {"neffcache-lease": lease_id(number)}
+        api.put(f"/blobs/{digest}", content=data, headers=lease).raise_for_status()
+        body = {"sha256": digest, "size": len(data), "compile_seconds": 3.0}
+        api.post(f"/leases/{lease_id(number)}/publish", json=body).raise_for_status()
+
+
+def described(constant: str, adds: int) -> str:
+    body = [("func.func", "f"), ("stablehlo.constant", constant), *[("stablehlo.add", "a")] * adds]
+    counts = {name: sum(n == name for n, _ in body) for name, _ in body}
+    ops = [Op(n, d, "", f"{HOSTILE}.py", 30 + i, f"{n} {d} {HOSTILE}") for i, (n, d) in enumerate(body)]
+    return encode(GraphSummary("mlir", counts, ops))
+
+
+def test_an_entry_says_in_words_what_differs_from_the_nearest(watched: Watched) -> None:
+    """UC-07: compiler, option, environment, file and operations; whatever they are called, they are text."""
+    other = "2.23.6484.0+3b612583"
+
+    def factors(graph: str, version: str, level: str, flag: str) -> dict[str, Any]:
+        return {
+            "recipe": 1,
+            "ir": {"kind": "mlir", "canonicaliser": "mlir-text-1", "digest": graph * 64},
+            "compiler": {"version": version, "digest": version[-1] * 64, "kind": "wheel"},
+            "target": "trn2",
+            "options": {"known": [["optlevel", level], ["model-type", flag]], "unknown": [], "environment": []},
+            "env": {"XLA_FLAGS": flag},
+        }
+
+    first = asked_for(watched.url, 901, factors("1", other, "1", "plain"), described("c0", 80))
+    publish(watched.url, 901)
+    key = asked_for(watched.url, 902, factors("2", "2.26.6360.0+6f180f47", "2", HOSTILE), described("c1", 83))
+    page = watched.open(f"/graphs/explained/{key}")
+    expect(page.locator(".notice")).to_contain_text(f"Rank 3 on {HOSTILE} compiles it")
+    why = page.locator("section", has=page.get_by_role("heading", name="Why it was not in the cache"))
+    expect(why).to_contain_text("compiler 2.26.6360.0+6f180f47 here, 2.23.6484.0+3b612583 there")
+    expect(why.get_by_role("link", name=first[:12])).to_be_visible()
+    differ = page.get_by_role("region", name="Differences").get_by_role("row")
+    expect(differ.filter(has_text="compiler")).to_contain_text("2.23.6484.0+3b612583")
+    expect(differ.filter(has_text="option -O")).to_contain_text("-O2 here, -O1 there")
+    expect(differ.filter(has_text="env XLA_FLAGS").get_by_role("cell")).to_have_text([json.dumps(HOSTILE), '"plain"'])
+    expect(why).to_contain_text(f'{json.dumps(HOSTILE)} here, "plain" there')
+    counts = page.get_by_role("region", name="Operations").get_by_role("row")
+    expect(counts.filter(has_text="stablehlo.add").get_by_role("cell")).to_have_text(["83", "80"])
+    expect(why).to_contain_text("85 operations here, 82 there: 83 stablehlo.add here and 80 there")
+    expect(why.get_by_role("heading", name="First operation that differs")).to_be_visible()
+    expect(why).to_contain_text(f"number 2, stablehlo.constant, {HOSTILE}.py:31")
+    expect(why).to_contain_text(f"stablehlo.constant c0 {HOSTILE}")
+    assert page.locator("main img").count() == 0
+    assert page.evaluate("window.hacked") is None
+    page.set_viewport_size({"width": 390, "height": 800})
+    assert page.evaluate("document.documentElement.scrollWidth") <= 390
+
+
+def test_a_key_that_failed_says_so_on_its_own_page(watched: Watched) -> None:
+    key = key_of(9100)
+    holder = {"host": "trn2-001", "boot": "b", "pid": 1, "rank": 0}
+    with httpx.Client(base_url=f"{watched.url}/v1/ns/explained", timeout=60) as api:
+        api.post(f"/keys/{key}/acquire", json={"lease_id": lease_id(911), "holder": holder}).raise_for_status()
+        failed = {"kind": "deterministic", "exit_code": 70, "code": "NCC_EOOM001", "log_tail": "no"}
+        api.post(f"/leases/{lease_id(911)}/fail", json=failed).raise_for_status()
+    page = watched.open(f"/graphs/explained/{key}")
+    expect(page.locator(".notice")).to_contain_text("Every rank that asks is answered with NCC_EOOM001")
+
+
 def test_everything_works_from_the_keyboard(watched: Watched) -> None:
     page = watched.open("/graphs?namespace=default")
     page.keyboard.press("Tab")
@@ -275,6 +357,18 @@ def test_who_may_only_read_sees_no_way_to_change_anything(browser: Browser, lock
         f"{locked.url}/graphs/default/{key_of(2)}/delete", headers={"authorization": f"Bearer {token}"}
     )
     assert refused.status_code == 403
+    context.close()
+
+
+def test_a_session_of_another_server_shuts_nobody_out(browser: Browser, server: ServerProcess) -> None:
+    """Cookies know no ports; and where no token is needed, nobody has one to sign in with."""
+    context = browser.new_context()
+    context.add_cookies([{"name": "neffcache_session", "value": "of-another", "url": server.url}])
+    page = context.new_page()
+    page.goto(server.url)
+    expect(page.get_by_text("The session has ended")).to_be_visible()
+    page.reload()
+    expect(page.get_by_role("heading", name="Now", exact=True)).to_be_visible()
     context.close()
 
 

@@ -33,6 +33,8 @@ def server(backend: object, tmp_path_factory: pytest.TempPathFactory) -> Iterato
         body = {"kind": "deterministic", "exit_code": 70, "code": "NCC_EOOM001", "log_tail": "<b>no</b> room"}
         api.post(f"leases/{failed}/fail", json=body).raise_for_status()
         acquire(api, "c" * 64, 4)
+        released = acquire(api, "d" * 64, 5)
+        api.delete(f"leases/{released}").raise_for_status()
         yield running
 
 
@@ -59,7 +61,9 @@ def acquire(api: httpx.Client, key: str, number: int) -> str:
         ("/graphs?q=aaaa&sort=used", "aaaaaaaaaaaa"),
         ("/graphs?sort=size&namespace=other", "No graph is stored yet"),
         (f"/graphs/default/{KEY}", "trn2"),
-        (f"/graphs/default/{OTHER}", "Nothing is published under this key"),
+        (f"/graphs/default/{OTHER}", "is answered with <strong>NCC_EOOM001</strong>"),
+        (f"/graphs/default/{'c' * 64}", "Rank 4 on h4 compiles it"),
+        (f"/graphs/default/{'d' * 64}", "Nothing is published under this key"),
         (f"/graphs/default/{OTHER}", "Nearest stored graph"),
         ("/jobs?q=TRA&sort=saved_seconds", "train"),
         ("/jobs/show?namespace=default&job=train", "rank 1 · h1"),

@@ -64,12 +64,20 @@ def _entry(n: int, now: float, days: int, chance: random.Random) -> dict[str, An
     hostile = n == 3
     factors = {
         "recipe": 1,
-        "ir": {"kind": "stablehlo", "canonicaliser": "mlir-bytecode", "digest": key_of(n + 10**6)},
-        "compiler": {"version": VERSIONS[n % 3], "record": key_of(n % 3)},
+        "ir": {"kind": "mlir", "canonicaliser": "mlir-bytecode-1", "digest": key_of(n + 10**6)},
+        "compiler": {"version": VERSIONS[n % 3], "digest": key_of(n % 3), "kind": "wheel"},
         "target": "trn2",
         "lnc": "2",
-        "options": [["--model-type", HOSTILE if hostile else "transformer"], ["-O", "1"], ["--auto-cast", "none"]],
-        "files": {},
+        "options": {
+            "known": [
+                ["auto-cast", "none"],
+                ["model-type", HOSTILE if hostile else "transformer"],
+                ["optlevel", "1"],
+            ],
+            "unknown": [],
+            "environment": [],
+        },
+        "files": [],
         "env": {"NEURON_PLATFORM_TARGET_OVERRIDE": "trn2"},
     }
     return {

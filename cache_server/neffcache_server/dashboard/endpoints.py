@@ -165,6 +165,8 @@ async def graph(namespace: NamespacePath, key: KeyPath, state: AppState, princip
         events = await state.history.key_events(db, namespace, key, _HISTORY)
         at = await state.history.now(db)
         unequal = await queries.differences(db, namespace, key, 5)
+        failed = await queries.failures(db, namespace, 1, key)
+    live = await state.live.read(namespace)
     try:
         explanation = await state.explain.explain(namespace, key)
     except ServerProblem:
@@ -177,6 +179,8 @@ async def graph(namespace: NamespacePath, key: KeyPath, state: AppState, princip
         factors=factor_rows(_decoded(row.factors)),
         events=events,
         explanation=explanation,
+        compiling=next((lease for lease in live.leases if lease.key == key), None),
+        failure=failed[0] if failed else None,
         unequal=unequal,
         may_admin=principal.may("admin", namespace),
         now=at,

@@ -18,7 +18,7 @@ from fastapi.routing import APIRoute
 from jinja2 import Environment, PackageLoader, StrictUndefined
 
 from neffcache_server.auth import EVERYTHING, Principal
-from neffcache_server.auth.requirement import check
+from neffcache_server.auth.requirement import SESSION_COOKIE, check
 from neffcache_server.dashboard import words
 from neffcache_server.dashboard.charts import STACK, mix
 from neffcache_server.problems import ServerProblem, TokenRequired
@@ -103,9 +103,14 @@ class PageRoute(APIRoute):
             try:
                 return await plain(request)
             except ServerProblem as exc:
-                return await error_page(
+                response = await error_page(
                     request, exc.status, exc.title, exc.detail, sign_in=isinstance(exc, TokenRequired)
                 )
+                if isinstance(exc, TokenRequired) and request.method == "GET" and SESSION_COOKIE in request.cookies:
+                    # One that has ended, or of another server on this host: where no token is needed, and so nobody
+                    # has one, it would keep the pages shut.
+                    response.delete_cookie(SESSION_COOKIE, httponly=True, samesite="strict")
+                return response
             except RequestValidationError as exc:
                 where = "; ".join(f"{e['loc'][-1]}: {e['msg']}" for e in exc.errors()[:3])
                 return await error_page(request, 422, "That address makes no sense", where)
@@ -126,6 +131,7 @@ async def error_page(request: Request, status: int, title: str, detail: str, *, 
         title=title,
         detail=detail,
         sign_in=sign_in,
+        newcomer=sign_in and detail == TokenRequired().detail,
         back=back if request.method == "GET" else "/",
         signed_in=False,
         live=False,

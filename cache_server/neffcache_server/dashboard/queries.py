@@ -84,7 +84,9 @@ class Queries:
             statement = statement.where(differences.c.key == key)
         return list(await db.execute(statement))
 
-    async def failures(self, db: ReadConnection, namespace: str | None, limit: int) -> list[Any]:
+    async def failures(
+        self, db: ReadConnection, namespace: str | None, limit: int, key: str | None = None
+    ) -> list[Any]:
         """Failures in force, latest first."""
         columns = [c for c in failures.c if c.name not in ("yield_host", "yield_until", "retried_job")]
         statement = (
@@ -95,6 +97,8 @@ class Queries:
         )
         if namespace is not None:
             statement = statement.where(failures.c.namespace == namespace)
+        if key is not None:
+            statement = statement.where(failures.c.key == key)
         return list(await db.execute(statement))
 
     async def stored_by(self, db: ReadConnection, namespace: str | None, column: str, limit: int = 20) -> list[Group]:

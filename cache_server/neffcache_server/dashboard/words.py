@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import json
+import re
 import time
 from typing import Any
 
+from markupsafe import Markup, escape
 from neffcache_client.cli.output import instant, seconds, size
 
 VERDICT_WORDS = {
@@ -48,6 +50,16 @@ REASON_WORDS = {
 def number(value: float | None) -> str:
     """12,345"""
     return "–" if value is None else f"{value:,.0f}"
+
+
+def count(value: float, one: str, many: str = "") -> str:
+    """1 request, 12,345 requests"""
+    return f"{number(value)} {one if value == 1 else many or one + 's'}"
+
+
+def milliseconds(value: float) -> str:
+    """Seconds that are few: 12 ms"""
+    return "under 1 ms" if value < 0.001 else f"{value * 1000:,.0f} ms"
 
 
 def percent(value: float | None) -> str:
@@ -93,6 +105,11 @@ def money(amount: float, currency: str) -> str:
     return f"{text} {currency}".rstrip()
 
 
+def breakable(text: str) -> Markup:
+    """A dotted name that may go on in the next line after a dot or an underscore."""
+    return Markup(re.sub("([._])", r"\1<wbr>", str(escape(text))))
+
+
 def names(text: str | None) -> str:
     """A JSON list of names, separated by commas."""
     try:
@@ -123,12 +140,16 @@ def _flatten(name: str, value: Any, rows: list[tuple[str, str]]) -> None:
 def _text(value: Any) -> str:
     if value is None:
         return "–"
+    if value == {} or value == []:
+        return "none"
     text = value if isinstance(value, str) else json.dumps(value, ensure_ascii=False)
     return text if len(text) <= 2000 else f"{text[:2000]}… ({len(text)} characters)"
 
 
 FILTERS = {
     "number": number,
+    "count": count,
+    "milliseconds": milliseconds,
     "percent": percent,
     "hours": hours,
     "size": size,
@@ -137,4 +158,5 @@ FILTERS = {
     "ago": ago,
     "iso": iso,
     "names": names,
+    "breakable": breakable,
 }

@@ -79,11 +79,11 @@ def seconds(value: float | None) -> str:
     if value is None:
         return "-"
     if value < 100:
-        return f"{value:.1f} s"
+        return f"{value:.1f} s" if value else "0 s"
     whole = round(value)
-    if whole < 3600:
-        return f"{whole // 60} min {whole % 60} s"
-    return f"{whole // 3600} h {whole % 3600 // 60} min"
+    large, small = (whole // 60, whole % 60) if whole < 3600 else (whole // 3600, whole % 3600 // 60)
+    units = ("min", "s") if whole < 3600 else ("h", "min")
+    return f"{large} {units[0]}" + (f" {small} {units[1]}" if small else "")
 
 
 def instant(unix: float | None) -> str:
