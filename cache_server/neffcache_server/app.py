@@ -29,6 +29,7 @@ from neffcache_server.failures.repository import FailureRepository
 from neffcache_server.gc.loop import collect_every
 from neffcache_server.handlers import install_handlers, problem_openapi
 from neffcache_server.health.endpoints import router as health
+from neffcache_server.health.store_health import StoreHealth
 from neffcache_server.kit.body_limit import BodyLimit
 from neffcache_server.kit.hub import EventHub, LocalHub
 from neffcache_server.kit.notify_hub import NotifyHub
@@ -123,6 +124,7 @@ def open_state(settings: ServerSettings, clock: DatabaseClock | None = None) -> 
         auth=Authenticator(database, settings),
         database=database,
         store=store,
+        store_health=StoreHealth(store, settings.store_outage_seconds),
         hub=hub,
         counter=counter,
         recorder=recorder,

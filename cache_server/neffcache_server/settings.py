@@ -110,6 +110,11 @@ class ServerSettings(BaseSettings):
         gt=0,
         description="When the server itself stood still for this long, leases that ran out meanwhile go on.",
     )
+    store_outage_seconds: float = Field(
+        60.0,
+        ge=0,
+        description="A replica whose store is away stays ready for this long: leases and waiting go on without it.",
+    )
     poll_seconds: float = Field(
         5.0, gt=0, description="Keys that somebody waits for are looked at this often anyway."
     )

@@ -17,6 +17,7 @@ from neffcache_server.entries.repository import EntryRepository
 from neffcache_server.explain.misses import MissLog
 from neffcache_server.explain.service import ExplainService
 from neffcache_server.failures.repository import FailureRepository
+from neffcache_server.health.store_health import StoreHealth
 from neffcache_server.kit.hub import EventHub
 from neffcache_server.leases.publish import PublishService
 from neffcache_server.leases.service import LeaseService
@@ -37,6 +38,7 @@ class State:
     auth: Authenticator
     database: Database
     store: BlobStore
+    store_health: StoreHealth
     hub: EventHub
     counter: HitCounter
     recorder: Recorder

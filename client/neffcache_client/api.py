@@ -206,9 +206,10 @@ class CacheClient:
         """A job and its ranks."""
         return self._call(wire.JobShow, "GET", self._ns(f"job?{urlencode({'name': name, 'limit': limit})}"))
 
-    def ready(self) -> None:
-        """Raises ServerFault, saying why, unless the server can use its database and store."""
-        self._request("GET", "/readyz")
+    def ready(self) -> str | None:
+        """What ails the server's store, None when nothing does. Raises ServerFault when it takes no requests."""
+        trouble = self._json("GET", "/readyz").get("store")
+        return None if trouble is None else str(trouble)
 
     # Tokens
 

@@ -379,10 +379,13 @@ def test_probes(server: ServerProcess, tmp_path: Path) -> None:
     staging = server.data_dir / "blobs" / ".staging"
     staging.rename(tmp_path / "elsewhere")
     try:
-        refused(httpx.get(f"{server.url}/readyz"), 503, "storage_unavailable")
+        answer = httpx.get(f"{server.url}/readyz")
+        assert (answer.status_code, answer.json()["status"]) == (200, "ready")
+        assert "is gone" in answer.json()["store"]
         assert httpx.get(f"{server.url}/livez").status_code == 200
     finally:
         (tmp_path / "elsewhere").rename(staging)
+    assert httpx.get(f"{server.url}/readyz").json() == {"status": "ready"}
 
 
 def test_openapi_documents_errors_as_problems(tmp_path: Path) -> None:

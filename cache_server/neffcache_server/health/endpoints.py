@@ -23,10 +23,10 @@ async def livez() -> dict[str, str]:
 @router.get("/readyz", responses=documented(DatabaseUnavailable, StorageUnavailable, ShuttingDown))
 @public
 async def readyz(state: AppState) -> dict[str, str]:
-    """Database and store can be used."""
+    """Database and store can be used, or the store has not been away for long: then `store` says why."""
     if state.leases.stopping:
         raise ShuttingDown
     async with state.database.read() as db:
         await db.execute(select(entries.c.key).limit(1))
-    await state.store.check()
-    return {"status": "ready"}
+    trouble = await state.store_health.trouble()
+    return {"status": "ready"} if trouble is None else {"status": "ready", "store": trouble}

@@ -50,8 +50,10 @@ def _reach(client: CacheClient) -> Generator[Finding, None, WhoAmI | None]:
     seconds = time.monotonic() - began
     yield ok("server", f"{client.url} answers in {seconds * 1000:.0f} ms")
     try:
-        client.ready()
-        yield ok("server", "its database and store can be used")
+        if (trouble := client.ready()) is not None:
+            yield fail("server", trouble, "leases go on for a while without the store; see the server's log")
+        else:
+            yield ok("server", "its database and store can be used")
     except NeffcacheError as exc:
         yield fail("server", str(exc), "see the server's log and /readyz")
     yield _clock(who.now - (wall + seconds / 2))
