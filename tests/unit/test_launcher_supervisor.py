@@ -157,3 +157,33 @@ def test_a_stranger_that_got_the_number_is_not_killed() -> None:
         assert process_tree.parent_of(stranger) == shell.pid
         process_tree._kill(stranger, parent=shell.pid)
         assert shell.wait(30) == 0
+
+
+IMMORTAL = """
+import os, sys
+from neffcache_hook.launcher import process_tree, supervisor
+process_tree.become_subreaper()
+process_tree._kill = lambda pid, parent: None
+supervisor.GIVE_UP_SECONDS = 0.1
+lifeline, launcher = os.pipe()
+result, told = os.pipe()
+command = "sleep 600 >/dev/null 2>&1 & echo $! > pid; exit 0"
+supervisor.Supervisor(lifeline, told, sys.argv[1]).run(["/bin/sh", "-c", command])
+print(os.read(result, 65536).decode().splitlines()[-1])
+"""
+
+
+def test_a_descendant_that_cannot_be_killed_does_not_hold_up_the_job(tmp_path: Path) -> None:
+    """A process that hangs in the kernel, over a file system that is gone, ignores even SIGKILL."""
+    program = subprocess.Popen(
+        [sys.executable, "-c", IMMORTAL, str(tmp_path)], cwd=tmp_path, stdout=subprocess.PIPE, text=True
+    )
+    try:
+        stdout, _ = program.communicate(timeout=15)
+    except subprocess.TimeoutExpired:
+        program.kill()
+        program.communicate()
+        raise
+    finally:
+        os.kill(int((tmp_path / "pid").read_text()), signal.SIGKILL)
+    assert '"exit": 0' in stdout

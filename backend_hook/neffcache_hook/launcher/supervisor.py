@@ -44,6 +44,8 @@ else:
 FIRST_SAMPLES_SECONDS = 0.2
 LATER_SAMPLES_SECONDS = 0.5
 _FIRST = 10.0
+GIVE_UP_SECONDS = 30.0
+"""A process that hangs in the kernel ignores even SIGKILL: the job does not wait for it for longer."""
 
 
 class Supervisor:
@@ -66,7 +68,7 @@ class Supervisor:
             self._tell(f'{{"error": {exc.errno}, "text": "{exc.strerror}"}}')
             return
         ended = self._watch()
-        end_descendants()
+        end_descendants(give_up_after=GIVE_UP_SECONDS)
         if not ended:
             self._remove_folder()
             self._tell('{"stopped": true}')
