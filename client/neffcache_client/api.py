@@ -244,9 +244,13 @@ class CacheClient:
             headers={wire.LEASE_HEADER: lease_id},
         )
 
-    def report_damage(self, sha256: str) -> wire.BlobReport:
-        """Tell that a blob came damaged twice. The server reads all of it before it answers."""
-        return self._call(wire.BlobReport, "POST", self._ns(f"blobs/{sha256}/report"), seconds=60.0)
+    def report_damage(self, sha256: str, *, url: str | None = None) -> wire.BlobReport:
+        """Tell that a blob came damaged twice; `url` is where an artifact said it is, else it is this namespace's.
+
+        The server reads all of it before it answers.
+        """
+        blob = self._own_path(url) if url is not None else self._ns(f"blobs/{sha256}")
+        return self._call(wire.BlobReport, "POST", f"{blob}/report", seconds=60.0)
 
     def put(self, url: str, content: Iterator[bytes], size: int, headers: dict[str, str]) -> None:
         """Send a blob to the server or, without any credential of ours, to the store behind a presigned URL.
@@ -286,7 +290,8 @@ class CacheClient:
             finally:
                 response.close()
             # Wherever it leads, even to a store under the server's own name: the URL itself is the permission.
-            target, own = target.join(location), False
+            with _translated():
+                target, own = target.join(location), False
         raise ServerFault("the cache server redirects a blob in circles")
 
     def _open(self, target: httpx.URL, own: bool) -> httpx.Response:
@@ -302,9 +307,16 @@ class CacheClient:
     def _ns(self, path: str) -> str:
         return f"/v1/ns/{quote(self.namespace, safe='')}/{path}"
 
+    def _own_path(self, url: str) -> str:
+        """`url` as a path of the server's, such as a namespace's that ours only reads."""
+        if not url.startswith("/"):
+            raise ServerFault("the artifact is not the server's own")
+        return url
+
     def _absolute(self, url: str) -> httpx.URL:
         try:
-            return httpx.URL(url) if "://" in url else httpx.URL(self.url + "/").join(url)
+            # What the server calls a path begins where its own address ends, which may be below a proxy's folder.
+            return httpx.URL(url if "://" in url else f"{self.url}/{url.removeprefix('/')}")
         except httpx.InvalidURL as exc:
             raise ServerFault("the cache server named an address that is none") from exc
 
@@ -388,6 +400,11 @@ def _translated() -> Iterator[None]:
         raise fault(f"the cache cannot be reached: {_words(exc)}") from exc
     except (OSError, UnicodeError) as exc:
         raise ServerUnreachable(f"the cache cannot be reached: {_words(exc)}") from exc
+    except RuntimeError as exc:
+        # A heartbeat may be about to begin in its thread when the client is closed.
+        if "closed" not in str(exc):
+            raise
+        raise ServerUnreachable("the connection to the cache was closed") from exc
 
 
 def _refused(error: BaseException | None) -> bool:

@@ -310,7 +310,7 @@ class Errand:
             raise LocalTierError(f"{self._output} cannot be written: {describe(exc)}") from exc
         self._damaged += damaged
         if reason == "corrupt" and damage_is_the_servers(
-            self._client, artifact.sha256, seconds=self._patience.report, abort=self._abort
+            self._client, artifact, seconds=self._patience.report, abort=self._abort
         ):
             self._log(f"the server's copy of {self._key[:12]} was damaged and is withdrawn")
             reason = "blob_missing"

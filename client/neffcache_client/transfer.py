@@ -105,10 +105,14 @@ def fetch(
     return reason, damaged
 
 
-def damage_is_the_servers(client: CacheClient, sha256: str, *, seconds: float, abort: threading.Event) -> bool:
-    """Report a blob that came damaged; True when the server agrees and has withdrawn it. Raises Aborted."""
+def damage_is_the_servers(client: CacheClient, artifact: Artifact, *, seconds: float, abort: threading.Event) -> bool:
+    """Report an artifact that came damaged; True when the server agrees and has withdrawn it. Raises Aborted."""
+
+    def report() -> bool:
+        return client.report_damage(artifact.sha256, url=artifact.url).verdict != "sound"
+
     try:
-        return bounded(lambda: client.report_damage(sha256), seconds=seconds, abort=abort).verdict != "sound"
+        return bounded(report, seconds=seconds, abort=abort)
     except (TimeIsUp, CacheUnavailable, RequestRefused):
         return False
 

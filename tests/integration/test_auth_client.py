@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import hashlib
 import json
 from collections.abc import Iterator
 from pathlib import Path
 
 import httpx
 import pytest
+from support import backends
+from support.neffs import make_neff
 from support.node import NEFF, Node
 from support.server import ServerProcess, running_server
 
@@ -60,6 +63,19 @@ def test_pull_request_gets_hits_of_the_trusted_namespace(tmp_path: Path, server:
     assert guest.warnings() == []
     fresh = node(tmp_path / "f", server, token(server, "write", "main")[1], "main")
     assert fresh.obtain(KEYS[5]).verdict == "compiled"
+
+
+def test_damage_in_the_trusted_namespace_is_withdrawn_there(tmp_path: Path, server: ServerProcess) -> None:
+    """UC-11, UC-16: a reader's report makes the server look; else every host of `pr` compiles this for ever."""
+    trusted = node(tmp_path / "m", server, token(server, "write", "main")[1], "main")
+    trusted.neff = make_neff(payload=b"to be damaged")
+    assert trusted.obtain(KEYS[0]).verdict == "compiled"
+    digest = hashlib.sha256(trusted.neff).hexdigest()
+    backends.current().replace_blob(server.data_dir, "main", digest, trusted.neff[:-1] + b"!")
+    guest = node(tmp_path / "p", server, token(server, "write", "pr")[1], "pr")
+    got = guest.obtain(KEYS[0])
+    assert (got.verdict, got.reason, guest.compiles) == ("compiled", None, 1)
+    assert node(tmp_path / "o", server, token(server, "write", "pr")[1], "pr").obtain(KEYS[0]).verdict == "remote"
 
 
 @pytest.mark.parametrize("kind", ["none", "revoked", "elsewhere"])
