@@ -155,6 +155,12 @@ class ServerSettings(BaseSettings):
     gc_compilers: list[str] = Field(
         [], description='Entries made by these compiler versions go: JSON such as `["2.19.*"]`.'
     )
+    gc_history_seconds: float = Field(
+        180 * 86400.0,
+        ge=0,
+        description="What is known of a key without an artifact (its factors, how long it took to compile) goes when "
+        "nobody asked for it this long; 0: it stays.",
+    )
     gc_grace_seconds: float = Field(
         7200.0,
         ge=0,

@@ -6,13 +6,13 @@ import json
 from typing import Any
 
 from neffcache_client.wire import Artifact, Entry, EntryPage
-from sqlalchemy import delete, exists, func, select, tuple_, update
+from sqlalchemy import ARRAY, ColumnElement, String, delete, exists, func, literal, select, tuple_, update
 
 from neffcache_server.database.engine import Database, ReadConnection, WriteConnection
 from neffcache_server.database.models import blobs, entries, leases, tickets, uploads
 from neffcache_server.leases.repository import ARTIFACT_COLUMNS, artifact_of, holder_of
 
-CLEARED = dict.fromkeys(
+_CLEARED = dict.fromkeys(
     (
         "sha256",
         "size",
@@ -27,6 +27,13 @@ CLEARED = dict.fromkeys(
         "last_hit_at",
     )
 )
+
+
+def emptied(now: ColumnElement[float]) -> dict[str, Any]:
+    """What an entry's columns become when its artifact goes. What is left counts as asked for `now`."""
+    return {**_CLEARED, "state": "absent", "hits": 0, "asked_at": now}
+
+
 _ENTRY_COLUMNS = tuple(c for c in entries.c if c.name != "factors")
 
 
@@ -40,9 +47,15 @@ class EntryRepository:
     async def present(self, db: ReadConnection, namespace: str, keys: list[str]) -> dict[str, Artifact]:
         """Artifacts of those keys that are present."""
         statement = select(*ARTIFACT_COLUMNS).where(
-            entries.c.namespace == namespace, entries.c.key.in_(keys), entries.c.state == "present"
+            entries.c.namespace == namespace, self._one_of(keys), entries.c.state == "present"
         )
         return {row.key: artifact_of(row) for row in await db.execute(statement)}
+
+    def _one_of(self, keys: list[str]) -> ColumnElement[bool]:
+        if self._dialect == "sqlite":
+            return entries.c.key.in_(keys)
+        # A join and not IN: one prepared statement for any number of keys, and it goes along the hash index.
+        return entries.c.key == func.unnest(literal(keys, ARRAY(String))).column_valued("wanted")
 
     async def page(
         self, db: ReadConnection, namespace: str, limit: int, after: tuple[float, str] | None
@@ -81,12 +94,12 @@ class EntryRepository:
     async def remove(self, db: WriteConnection, namespace: str, key: str) -> str | None:
         """Take a key's artifact away; its digest, or None when there was none.
 
-        The row stays: its figures are what estimates come from, and it is the lock of the key.
+        The row stays for a long time: its figures are what estimates come from, and it is the lock of the key.
         """
         chosen = (entries.c.namespace == namespace) & (entries.c.key == key) & (entries.c.state != "absent")
         sha256: str | None = (await db.execute(select(entries.c.sha256).where(chosen))).scalar_one_or_none()
         if sha256 is not None:
-            await db.execute(update(entries).where(chosen).values(state="absent", hits=0, pinned=False, **CLEARED))
+            await db.execute(update(entries).where(chosen).values(pinned=False, **emptied(self._clock.now())))
         return sha256
 
     async def pin(self, db: WriteConnection, namespace: str, key: str, pinned: bool) -> bool:

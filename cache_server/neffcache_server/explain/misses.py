@@ -25,7 +25,7 @@ class MissLog:
         self._db = database
         self._repo = ExplainRepository(database)
         self._pending: dict[tuple[str, MissKey], None] = {}
-        self._factors: dict[tuple[str, str], tuple[Factors, str]] = {}
+        self._unclaimed: dict[tuple[str, str], tuple[Factors | None, str | None]] = {}
 
     async def granted(
         self, db: WriteConnection, namespace: str, key: str, holder: Holder, factors: Factors | None
@@ -40,17 +40,18 @@ class MissLog:
         if len(self._pending) < _MAX_PENDING:
             self._pending[(namespace, miss_key(key, holder))] = None
 
-    def nobody_compiles(self, namespace: str, key: str, factors: Factors, text: str) -> None:
-        """Somebody who may not compile asked for a key that nobody compiles: no grant will keep its factors."""
-        if len(self._factors) < _FLUSH_ROWS:
-            self._factors[(namespace, key)] = (factors, text)
+    def nobody_compiles(self, namespace: str, key: str, factors: Factors | None, text: str | None) -> None:
+        """Somebody who may not compile asked for a key that nobody compiles: no grant will keep its factors, or
+        that it was asked for."""
+        if len(self._unclaimed) < _FLUSH_ROWS:
+            self._unclaimed[(namespace, key)] = (factors, text)
 
     async def flush(self) -> None:
         """Write what was collected. Raises DatabaseUnavailable; it is kept then."""
-        while self._pending or self._factors:
-            namespace = next(iter(self._pending or self._factors))[0]
+        while self._pending or self._unclaimed:
+            namespace = next(iter(self._pending or self._unclaimed))[0]
             rows = list(islice((row for row in self._pending if row[0] == namespace), _FLUSH_ROWS))
-            factors = {at: kept for at, kept in self._factors.items() if at[0] == namespace}
+            factors = {at: kept for at, kept in self._unclaimed.items() if at[0] == namespace}
             async with self._db.write() as db:
                 # In one order everywhere: two replicas that lock the same rows must not wait for each other.
                 for (_, key), (parsed, text) in sorted(factors.items(), key=lambda item: item[0]):
@@ -59,7 +60,7 @@ class MissLog:
             for row in rows:
                 self._pending.pop(row, None)
             for at in factors:
-                self._factors.pop(at, None)
+                self._unclaimed.pop(at, None)
 
     async def flush_every(self, seconds: float) -> None:
         """Flush for ever; while the database is away what was collected waits."""

@@ -10,7 +10,7 @@ from typing import Any
 
 from neffcache_client.explanation import KnownKey, Miss
 from neffcache_client.wire import Holder
-from sqlalchemy import ColumnElement, delete, select, update
+from sqlalchemy import ColumnElement, and_, delete, select, update
 
 from neffcache_server.database.dialect import upsert
 from neffcache_server.database.engine import Database, ReadConnection, WriteConnection
@@ -86,11 +86,18 @@ class ExplainRepository:
         return True
 
     async def keep_unclaimed(
-        self, db: WriteConnection, namespace: str, key: str, factors: Factors, text: str
+        self, db: WriteConnection, namespace: str, key: str, factors: Factors | None, text: str | None
     ) -> None:
-        """Keep the factors of a key that nobody has had a lease of; `text` is what they were sent as."""
-        row = upsert(self._dialect, entries).values(namespace=namespace, key=key, factors=text)
-        await db.execute(row.on_conflict_do_nothing())
+        """Keep that a key without a lease was asked for, and its factors; `text` is what they were sent as."""
+        now = self._clock.now()
+        if factors is None:
+            this = and_(entries.c.namespace == namespace, entries.c.key == key)
+            await db.execute(update(entries).where(this).values(asked_at=now))
+            return
+        row = upsert(self._dialect, entries).values(namespace=namespace, key=key, factors=text, asked_at=now)
+        await db.execute(
+            row.on_conflict_do_update(index_elements=["namespace", "key"], set_={"asked_at": row.excluded.asked_at})
+        )
         await self.keep_factors(db, namespace, key, factors)
 
     async def note_misses(self, db: WriteConnection, namespace: str, rows: Iterable[MissKey]) -> None:

@@ -1,6 +1,7 @@
 """One collection, from the entries to the bytes.
 
 1. Entries that the policy names become absent, a few at a time; blobs that nothing refers to then are marked.
+   Keys that have been absent, and not asked for, for long are forgotten.
 2. Blobs that lost their last reference some other way (superseded uploads, `neffcache doctor`) are marked too.
 3. Marked blobs whose grace has passed: object deleted, then the row, while the row is locked. Killed in between, the
    next collection deletes an object that is gone already, which is no error.
@@ -67,6 +68,7 @@ class Collector:
             if self._namespace in (None, namespace):
                 await self._by_rules(namespace)
                 await self._by_size(namespace)
+                await self._by_history(namespace)
         if not self.report.dry_run:
             await self._mark_unused()
             await self._sweep()
@@ -138,6 +140,37 @@ class Collector:
                     return
             if self.report.dry_run or before == excess:
                 return
+
+    async def _by_history(self, namespace: str) -> None:
+        seconds = self._policy.history_seconds
+        if not seconds:
+            return
+        where = self._repo.forgettable(namespace, seconds)
+        if self.report.dry_run:
+            async with self._db.read() as db:
+                self.report.keys += await self._repo.count(db, where)
+            return
+        await self._stamp(namespace)
+        place = (0.0, "")
+        while True:
+            async with self._db.read() as db:
+                rows = await self._repo.least_asked(db, where, place, _FETCH)
+            if not rows:
+                return
+            place = (rows[-1].asked_at, rows[-1].key)
+            keys = [row.key for row in rows]
+            for start in range(0, len(keys), _ENTRIES_AT_ONCE):
+                async with self._db.write() as db:
+                    batch = keys[start : start + _ENTRIES_AT_ONCE]
+                    self.report.keys += await self._repo.forget_keys(db, namespace, batch, seconds)
+                await asyncio.sleep(0)
+
+    async def _stamp(self, namespace: str) -> None:
+        while True:
+            async with self._db.write() as db:
+                if not await self._repo.stamp(db, namespace, _ENTRIES_AT_ONCE):
+                    return
+            await asyncio.sleep(0)
 
     async def _remove(self, namespace: str, keys: list[str], where: ColumnElement[bool], reason: str) -> None:
         async with self._db.write() as db:

@@ -40,6 +40,7 @@ def register(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) ->
     parser.add_argument("--unused", type=duration, metavar="30d", help="without a hit for this long")
     parser.add_argument("--older", type=duration, metavar="90d", help="published before that")
     parser.add_argument("--compiler", action="append", metavar="2.19.*", help="made by these; may be repeated")
+    parser.add_argument("--history", type=duration, metavar="180d", help="of keys without an artifact, not asked for")
     parser.add_argument("--grace", type=duration, metavar="2h", help="leave what was stored or used within it")
     parser.add_argument(
         "--all-orphans", action="store_true", help="delete unknown objects even when they are most of what there is"
@@ -81,6 +82,7 @@ def _policy(args: argparse.Namespace, policy: Policy) -> Policy:
         "unused_seconds": args.unused,
         "age_seconds": args.older,
         "compilers": tuple(args.compiler) if args.compiler else None,
+        "history_seconds": args.history,
         "grace_seconds": args.grace,
     }
     return replace(policy, **{name: value for name, value in given.items() if value is not None})
@@ -121,7 +123,9 @@ def _print(report: Report) -> None:
             lines.append((f"{removed.number} {name}", removed, why))
     for what, removed, why in lines:
         say(f"{verb} {what}, {_size(removed)}: {why}")
-    if not lines:
+    if report.keys:
+        say(f"{verb} the history of {report.keys} keys: without an artifact, and not asked for in a long time")
+    if not lines and not report.keys:
         say("nothing to remove")
     if report.waiting.number:
         say(f"{report.waiting.number} blobs, {_size(report.waiting)}, go when their grace has passed")

@@ -19,6 +19,8 @@ class Policy:
     age_seconds: float = 0.0
     compilers: tuple[str, ...] = ()
     """Patterns of compiler versions, such as 2.19.*"""
+    history_seconds: float = 0.0
+    """Keys that have no artifact, pinned or not, are forgotten when nobody asked for them this long."""
     grace_seconds: float = 7200.0
     """Nothing that was stored or used within it is touched, and bytes are deleted no sooner than this after the last
     entry that referred to them: a rank that was told where they are can still fetch them, and a lease that has
@@ -36,6 +38,7 @@ def policy_of(settings: ServerSettings) -> Policy:
         unused_seconds=settings.gc_unused_seconds,
         age_seconds=settings.gc_age_seconds,
         compilers=tuple(settings.gc_compilers),
+        history_seconds=settings.gc_history_seconds,
         grace_seconds=settings.gc_grace_seconds,
     )
 
@@ -59,6 +62,8 @@ class Report:
     dry_run: bool = False
     entries: dict[str, Removed] = field(default_factory=dict)
     """By reason: compiler, age, unused, size."""
+    keys: int = 0
+    """Keys without an artifact that were forgotten with their history."""
     blobs: Removed = field(default_factory=Removed)
     orphans: Removed = field(default_factory=Removed)
     """Objects that no row knows."""
@@ -76,4 +81,4 @@ class Report:
     @property
     def anything(self) -> bool:
         """Whether there was anything to do."""
-        return bool(self.entries or self.blobs.number or self.orphans.number or self.abandoned.number)
+        return bool(self.entries or self.keys or self.blobs.number or self.orphans.number or self.abandoned.number)

@@ -9,10 +9,28 @@ from sqlalchemy import ColumnElement, Select, Table, and_, delete, exists, func,
 
 from neffcache_server.database.dialect import upsert
 from neffcache_server.database.engine import Database, ReadConnection, WriteConnection
-from neffcache_server.database.models import blobs, chores, entries, failures, leases, tickets, uploads
-from neffcache_server.entries.repository import CLEARED
+from neffcache_server.database.models import (
+    blobs,
+    chores,
+    differences,
+    entries,
+    failures,
+    graphs,
+    leases,
+    misses,
+    tickets,
+    uploads,
+)
+from neffcache_server.entries.repository import emptied
 
 _GC = "gc"
+# Literals: the planner knows then that the partial indexes will do.
+_ABSENT = text("entries.state = 'absent'")
+_LIVE = (
+    select(leases.c.epoch)
+    .where(leases.c.namespace == entries.c.namespace, leases.c.key == entries.c.key, text("leases.status = 'live'"))
+    .correlate(entries)
+)
 
 
 class GcRepository:
@@ -101,10 +119,74 @@ class GcRepository:
             await db.execute(
                 update(entries)
                 .where(entries.c.namespace == namespace, entries.c.key.in_([row.key for row in rows]))
-                .values(state="absent", hits=0, **CLEARED)
+                .values(**emptied(self._now()))
             )
             await self.doom(db, namespace, sorted({row.sha256 for row in rows}))
         return rows
+
+    # Keys without an artifact
+
+    def forgettable(self, namespace: str, seconds: float) -> ColumnElement[bool]:
+        """Keys without an artifact that nobody asked for within `seconds`, has a lease of or is told a failure of."""
+        horizon = self._now() - seconds
+        failing = or_(failures.c.until > self._now(), failures.c.last_failure_at >= horizon)
+        return and_(
+            entries.c.namespace == namespace,
+            _ABSENT,
+            entries.c.asked_at < horizon,
+            ~exists(_LIVE),
+            ~exists().where(_same_key(failures), failing),
+            ~exists().where(_same_key(misses), misses.c.at >= horizon),
+        )
+
+    async def count(self, db: ReadConnection, where: ColumnElement[bool]) -> int:
+        """How many keys fit `where`."""
+        return int((await db.execute(select(func.count()).select_from(entries).where(where))).scalar_one())
+
+    async def stamp(self, db: WriteConnection, namespace: str, limit: int) -> int:
+        """Let `limit` keys of which it is not known when they were asked for count as asked for now; how many."""
+        unknown = select(entries.c.key).where(entries.c.namespace == namespace, _ABSENT, entries.c.asked_at.is_(None))
+        keys = list((await db.execute(self._locking(unknown.order_by(entries.c.key).limit(limit)))).scalars())
+        # Looked at again: on SQLite nothing can have come between, elsewhere the rows are locked.
+        chosen = and_(entries.c.namespace == namespace, entries.c.key.in_(keys))
+        return (await db.execute(update(entries).where(chosen).values(asked_at=self._now()))).rowcount if keys else 0
+
+    async def least_asked(
+        self, db: ReadConnection, where: ColumnElement[bool], after: tuple[float, str], limit: int
+    ) -> list[Any]:
+        """Keys that fit `where` and when they were last asked for, those from longest ago first, past `after`."""
+        place = tuple_(entries.c.asked_at, entries.c.key)
+        statement = select(entries.c.asked_at, entries.c.key).where(where, place > tuple_(*after))
+        return list((await db.execute(statement.order_by(entries.c.asked_at, entries.c.key).limit(limit))).all())
+
+    async def forget_keys(self, db: WriteConnection, namespace: str, keys: Sequence[str], seconds: float) -> int:
+        """Delete those of `keys` that may be forgotten and that nobody is changing, with all that hangs on them."""
+        where = self.forgettable(namespace, seconds)
+        free = select(entries.c.key).where(where, entries.c.key.in_(keys)).order_by(entries.c.key)
+        locked = list((await db.execute(self._locking(free))).scalars())
+        if not locked:
+            return 0
+        # Judged again, in a statement that begins after the lock: a lease that was granted between the look and the
+        # lock is in sight now, and from here on whoever wants one waits for our commit and makes the row anew.
+        gone = delete(entries).where(where, entries.c.key.in_(locked)).returning(entries.c.key)
+        forgotten = list((await db.execute(gone)).scalars())
+        for table in (graphs, failures, differences):
+            await db.execute(delete(table).where(table.c.namespace == namespace, table.c.key.in_(forgotten)))
+        await self._forget_misses(db, namespace, forgotten, seconds)
+        return len(forgotten)
+
+    async def _forget_misses(self, db: WriteConnection, namespace: str, keys: Sequence[str], seconds: float) -> None:
+        # A miss that was noted just now is of somebody who asks again.
+        old = and_(misses.c.namespace == namespace, misses.c.key.in_(keys), misses.c.at < self._now() - seconds)
+        # In the order in which they are written, see MissLog.
+        rows = select(misses.c.key).where(old).order_by(misses.c.job, misses.c.key, misses.c.host, misses.c.rank)
+        if self._dialect != "sqlite":
+            await db.execute(rows.with_for_update())
+        await db.execute(delete(misses).where(old))
+
+    def _locking(self, statement: Select[Any]) -> Select[Any]:
+        # Rows of keys that somebody is changing are passed over.
+        return statement if self._dialect == "sqlite" else statement.with_for_update(of=entries, skip_locked=True)
 
     # Blobs
 
@@ -223,6 +305,10 @@ class GcRepository:
     async def next_in(self, db: WriteConnection, seconds: float) -> None:
         """The next collection is due then."""
         await db.execute(update(chores).where(chores.c.name == _GC).values(next_at=self._now() + seconds))
+
+
+def _same_key(table: Table) -> ColumnElement[bool]:
+    return and_(table.c.namespace == entries.c.namespace, table.c.key == entries.c.key)
 
 
 def _promised(table: Table) -> Select[Any]:

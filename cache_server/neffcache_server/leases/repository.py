@@ -6,7 +6,7 @@ import json
 from typing import Any
 
 from neffcache_client.wire import AcquireRequest, Artifact, Failure, HeartbeatRequest, Holder, PublishRequest
-from sqlalchemy import ColumnElement, Row, case, delete, exists, insert, select, text, update
+from sqlalchemy import ColumnElement, Row, case, delete, exists, func, insert, select, text, update
 
 from neffcache_server.database.dialect import upsert
 from neffcache_server.database.engine import Database, ReadConnection, WriteConnection
@@ -149,11 +149,12 @@ class LeaseRepository:
     async def lock_key(self, db: WriteConnection, namespace: str, key: str) -> None:
         """Make the key's row if need be and lock it: other transitions of this key wait until the commit."""
         row = upsert(self._dialect, entries).values(namespace=namespace, key=key).on_conflict_do_nothing()
-        await db.execute(row)
-        if self._dialect != "sqlite":
-            await db.execute(
-                select(entries.c.key).where(entries.c.namespace == namespace, entries.c.key == key).with_for_update()
-            )
+        lock = select(entries.c.key).where(entries.c.namespace == namespace, entries.c.key == key).with_for_update()
+        while True:
+            await db.execute(row)
+            if self._dialect == "sqlite" or (await db.execute(lock)).one_or_none() is not None:
+                return
+            # Garbage collection forgot the key while we waited for its lock: it has to be made again.
 
     async def find(self, db: ReadConnection, lease_id: str) -> Lease | None:
         """The lease of that id in whatever state."""
@@ -184,12 +185,12 @@ class LeaseRepository:
         )
         return int((await db.execute(statement)).scalar_one())
 
-    async def keep_factors(self, db: WriteConnection, namespace: str, key: str, factors: str) -> None:
-        """Remember what a key was made of, if that is not known yet."""
+    async def asked(self, db: WriteConnection, namespace: str, key: str, factors: str | None) -> None:
+        """Remember that a lease was granted, and what the key was made of, if that is not known yet."""
         await db.execute(
             update(entries)
-            .where(entries.c.namespace == namespace, entries.c.key == key, entries.c.factors.is_(None))
-            .values(factors=factors)
+            .where(entries.c.namespace == namespace, entries.c.key == key)
+            .values(asked_at=self._now, factors=func.coalesce(entries.c.factors, factors))
         )
 
     async def extend(self, db: WriteConnection, epoch: int, seconds: float) -> bool:
@@ -302,6 +303,7 @@ class LeaseRepository:
                 cpu_seconds=request.cpu_seconds,
                 peak_rss_bytes=request.peak_rss_bytes,
                 created_at=self._now,
+                asked_at=None,
                 host=holder.host,
                 boot=holder.boot,
                 pid=holder.pid,

@@ -172,7 +172,7 @@ class LeaseService:
         self, namespace: str, key: str, request: AcquireRequest, busy: Busy, factors: str | None
     ) -> None:
         self._misses.waits(namespace, key, request.holder)
-        if busy.holder is None and request.factors is not None and factors is not None:
+        if busy.holder is None:
             self._misses.nobody_compiles(namespace, key, request.factors, factors)
 
     def _check_running(self) -> None:
@@ -227,8 +227,7 @@ class LeaseService:
         if state.live is not None and not await self._take_over(db, state.live, state, decision.how == "expired"):
             return None
         epoch = await self._repo.grant(db, namespace, key, request, self._settings.provisional_seconds)
-        if factors is not None:
-            await self._repo.keep_factors(db, namespace, key, factors)
+        await self._repo.asked(db, namespace, key, factors)
         await self._misses.granted(db, namespace, key, request.holder, request.factors)
         self._counter.miss(namespace)
         return _Granted(epoch, state)
