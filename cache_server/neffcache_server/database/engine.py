@@ -19,6 +19,7 @@ from neffcache_server.settings import ServerSettings
 ReadConnection = NewType("ReadConnection", AsyncConnection)
 WriteConnection = NewType("WriteConnection", ReadConnection)
 
+_OUT_OF_RANGE = "a value in the request is out of the range that can be stored"
 _SQLITE_PRAGMAS = (
     "PRAGMA journal_mode = WAL",
     # FULL: an answered publish survives a power cut, and an epoch that was given out is never given out again.
@@ -72,12 +73,15 @@ class Database:
                 yield connection
         except (IntegrityError, ProgrammingError):
             raise
+        except OverflowError as exc:
+            # SQLite's driver lets a number that it cannot hold through as it is.
+            raise InvalidRequest(_OUT_OF_RANGE) from exc
         except Exception as exc:
             if not isinstance(exc, self._faults) and (opened or not isinstance(exc, OSError)):
                 # asyncpg lets a refused connection through as it is; an OSError from inside the block is not ours.
                 raise
             if _is_bad_value(exc):
-                raise InvalidRequest("a value in the request is out of the range that can be stored") from exc
+                raise InvalidRequest(_OUT_OF_RANGE) from exc
             self.on_fault()
             raise DatabaseUnavailable from exc
 

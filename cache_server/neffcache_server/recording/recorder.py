@@ -15,8 +15,8 @@ from neffcache_client.wire import Report, ReportsRequest
 from sqlalchemy import select
 
 from neffcache_server.database.engine import Database, ReadConnection
-from neffcache_server.kit.storable import storable
-from neffcache_server.problems import ServerProblem
+from neffcache_server.kit.storable import storable, storable_amount, storable_rank
+from neffcache_server.problems import InvalidRequest, ServerProblem
 from neffcache_server.recording.events import MAX_AGE_SECONDS, Event, known_reason
 from neffcache_server.recording.writing import add_run, forget, take_batch, write_events
 from neffcache_server.settings import ServerSettings
@@ -63,6 +63,10 @@ class Recorder:
                     async with self._database.write() as db:
                         stamp(batch, await self._now(db))
                         await write_events(db, self._database.dialect, batch)
+                except InvalidRequest:
+                    # Kept, they would keep all that come after them from being written, for good.
+                    _log.exception("figures of %d requests cannot be stored and are given up", len(batch))
+                    self.dropped += len(batch)
                 except BaseException:
                     self._waiting.extendleft(reversed(batch))
                     raise
@@ -85,10 +89,11 @@ class Recorder:
             for run in request.runs:
                 values = {
                     "at": now - min(run.age_seconds, MAX_AGE_SECONDS),
-                    "ready_seconds": run.ready_seconds,
-                    "fetch_seconds": run.fetch_seconds,
+                    "ready_seconds": _amount(run.ready_seconds),
+                    "fetch_seconds": _amount(run.fetch_seconds),
                 }
-                rank = -1 if run.rank is None else run.rank
+                rank = storable_rank(run.rank)
+                rank = -1 if rank is None else rank
                 names = storable(run.job)[:255], storable(run.host)[:255]
                 await add_run(db, self._database.dialect, namespace, *names, rank, values)
         return len(batch) + len(request.runs)
@@ -120,6 +125,10 @@ def stamp(batch: list[Event], now: float) -> None:
     here = monotonic()
     for event in batch:
         event.at = now - min(max(0.0, here - event.happened), MAX_AGE_SECONDS)
+
+
+def _amount(value: float | None) -> float | None:
+    return None if value is None else storable_amount(value)
 
 
 def _reported(namespace: str, report: Report) -> Event:

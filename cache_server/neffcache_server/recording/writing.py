@@ -18,7 +18,7 @@ from neffcache_server.database.models import (
     report_batches,
     rollups,
 )
-from neffcache_server.kit.storable import storable
+from neffcache_server.kit.storable import storable, storable_amount, storable_rank
 from neffcache_server.recording.events import Event, RankSums, by_job, by_period, by_rank
 from neffcache_server.settings import ServerSettings
 from neffcache_server.stats.counters import Counts, add_counts
@@ -34,6 +34,9 @@ async def write_events(db: WriteConnection, dialect: str, batch: Sequence[Event]
     for event in batch:
         event.host = storable(event.host)[:255]
         event.job = storable(event.job)[:255] if event.job else None
+        event.rank = storable_rank(event.rank)
+        for name in _AMOUNTS:
+            setattr(event, name, storable_amount(getattr(event, name)))
     await _keep_first_hits(db, dialect, batch)
     await db.execute(insert(events), [_row(e) for e in batch])
     await _add_rollups(db, dialect, batch)
