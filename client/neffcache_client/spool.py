@@ -53,10 +53,11 @@ class Spool:
     def add(self, entry: SpoolEntry, neff: str, *, link: bool) -> None:
         """Keep `neff` for later, durably; with `link` as a hard link where that is possible.
 
-        Link only what nobody changes in place. A key that waits already is not added again. Raises LocalTierError.
+        Link only what nobody changes in place. A key that waits already for that namespace is not added again. Raises
+        LocalTierError.
         """
         wire.check_key(entry.key)
-        if any(name.startswith(entry.key) for name in self._names()):
+        if entry.namespace in self._waiting_in(entry.key):
             return
         entry.path = os.path.join(self.folder, unique(entry.key).removesuffix(".tmp") + ".json")
         entry.spooled_at = time.time()
@@ -95,6 +96,11 @@ class Spool:
             return check_neff(entry.neff)
         except OSError as exc:
             raise LocalTierError(f"{entry.neff} cannot be read: {describe(exc)}") from exc
+
+    def _waiting_in(self, key: str) -> list[str]:
+        """The namespaces that a result of `key` waits for."""
+        found = [self._read(os.path.join(self.folder, name)) for name in self._names() if name.startswith(key)]
+        return [entry.namespace for entry in found if entry is not None and os.path.exists(entry.neff)]
 
     def _names(self) -> list[str]:
         try:

@@ -28,6 +28,7 @@ from neffcache_client.errors import (
 )
 from neffcache_client.heartbeat import Heart, LeaseView
 from neffcache_client.host_lock import open_private
+from neffcache_client.local_tier import describe
 from neffcache_client.publishing import send
 from neffcache_client.results import Patience
 from neffcache_client.settings import ClientSettings
@@ -78,6 +79,10 @@ def drain(
             break
         except (RequestRefused, LocalTierError) as exc:
             report.kept.append(f"{entry.key[:12]}: {exc}")
+            continue
+        except OSError as exc:
+            # Somebody else may have sent and removed it meanwhile.
+            report.kept.append(f"{entry.key[:12]}: {describe(exc)}")
             continue
         _count(report, entry, outcome, say)
     return report
@@ -138,7 +143,10 @@ def _push(spool: Spool, client: CacheClient, settings: ClientSettings, entry: Sp
 
 def start_in_background(settings: ClientSettings) -> bool:
     """Start an uploader for this host's spool and reports, unless there is nothing to send. Never raises."""
-    if not (len(Spool(settings.tier_dir)) or reports.due(settings.tier_dir)) or not (fd := _only_one(settings)):
+    if not (len(Spool(settings.tier_dir)) or reports.due(settings.tier_dir)):
+        return False
+    fd = _only_one(settings)
+    if fd is None:
         return False
     os.close(fd)
     import subprocess

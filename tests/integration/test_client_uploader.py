@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import fcntl
+import hashlib
 import os
 import subprocess
 import threading
@@ -113,6 +114,27 @@ def test_a_damaged_entry_is_thrown_away(node: Node, server: ScriptedServer) -> N
     Path(entry.neff).write_bytes(NEFF[:-1])
     assert push(node).damaged == 1
     assert node.spooled() == 0
+
+
+def test_an_entry_that_vanishes_under_a_push_does_not_hold_up_the_others(node: Node, server: ScriptedServer) -> None:
+    """Two pushes at once: the other one has sent it meanwhile."""
+    spool(node)
+    spool(node, OTHER)
+    gate = threading.Event()
+    server.script("acquire", leased(), leased())
+    path = f"/v1/ns/default/blobs/{hashlib.sha256(NEFF).hexdigest()}"
+    server.script("upload", Reply({"how": "stream", "url": path}, gate=gate))
+    reports: list[PushReport] = []
+    thread = threading.Thread(target=lambda: reports.append(push(node)))
+    thread.start()
+    server.wait_for("upload")
+    waiting = Spool(node.settings.tier_dir)
+    waiting.remove(waiting.pending()[0])
+    gate.set()
+    thread.join(30)
+    (report,) = reports
+    assert (report.published, len(report.kept)) == (1, 1)
+    assert len(server.calls("release")) == 1
 
 
 def test_another_tenants_result_is_not_uploaded(node: Node, server: ScriptedServer) -> None:

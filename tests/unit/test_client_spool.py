@@ -40,6 +40,22 @@ def test_a_key_waits_once(tmp_path: Path, neff: Path) -> None:
     assert len(spool) == 1
 
 
+def test_a_key_waits_once_for_each_namespace(tmp_path: Path, neff: Path) -> None:
+    """Nobody pushes another tenant's result, so it must not stand in the way of ours."""
+    spool = Spool(str(tmp_path / "tier"))
+    for namespace in ("a", "b", "a"):
+        spool.add(SpoolEntry(key=KEY, namespace=namespace), str(neff), link=False)
+    assert sorted(entry.namespace for entry in spool.pending()) == ["a", "b"]
+
+
+def test_what_cannot_be_read_does_not_stand_in_the_way_of_its_key(tmp_path: Path, neff: Path) -> None:
+    spool = Spool(str(tmp_path / "tier"))
+    spool.add(SpoolEntry(key=KEY), str(neff), link=False)
+    next((tmp_path / "tier" / "spool").glob("*.json")).write_text("{")
+    spool.add(SpoolEntry(key=KEY), str(neff), link=False)
+    assert len(spool.pending()) == 1
+
+
 def test_without_a_link_later_changes_of_the_source_do_not_matter(tmp_path: Path, neff: Path) -> None:
     spool = Spool(str(tmp_path / "tier"))
     spool.add(SpoolEntry(key=KEY), str(neff), link=False)
