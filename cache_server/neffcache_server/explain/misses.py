@@ -43,8 +43,9 @@ class MissLog:
     def nobody_compiles(self, namespace: str, key: str, factors: Factors | None, text: str | None) -> None:
         """Somebody who may not compile asked for a key that nobody compiles: no grant will keep its factors, or
         that it was asked for."""
-        if len(self._unclaimed) < _FLUSH_ROWS:
-            self._unclaimed[(namespace, key)] = (factors, text)
+        at = (namespace, key)
+        if len(self._unclaimed) < _FLUSH_ROWS and (factors is not None or at not in self._unclaimed):
+            self._unclaimed[at] = (factors, text)
 
     async def flush(self) -> None:
         """Write what was collected. Raises DatabaseUnavailable; it is kept then."""

@@ -128,12 +128,20 @@ class GcRepository:
 
     def forgettable(self, namespace: str, seconds: float) -> ColumnElement[bool]:
         """Keys without an artifact that nobody asked for within `seconds`, has a lease of or is told a failure of."""
+        return and_(entries.c.asked_at < self._now() - seconds, self._idle(namespace, seconds))
+
+    def _forgettable_of(self, namespace: str, seconds: float, keys: Sequence[str]) -> ColumnElement[bool]:
+        horizon = self._now() - seconds
+        # Written so that no index on the time serves it: SQLite would go through all old keys for every few.
+        old = func.coalesce(entries.c.asked_at, horizon) < horizon
+        return and_(entries.c.key.in_(keys), old, self._idle(namespace, seconds))
+
+    def _idle(self, namespace: str, seconds: float) -> ColumnElement[bool]:
         horizon = self._now() - seconds
         failing = or_(failures.c.until > self._now(), failures.c.last_failure_at >= horizon)
         return and_(
             entries.c.namespace == namespace,
             _ABSENT,
-            entries.c.asked_at < horizon,
             ~exists(_LIVE),
             ~exists().where(_same_key(failures), failing),
             ~exists().where(_same_key(misses), misses.c.at >= horizon),
@@ -161,14 +169,13 @@ class GcRepository:
 
     async def forget_keys(self, db: WriteConnection, namespace: str, keys: Sequence[str], seconds: float) -> int:
         """Delete those of `keys` that may be forgotten and that nobody is changing, with all that hangs on them."""
-        where = self.forgettable(namespace, seconds)
-        free = select(entries.c.key).where(where, entries.c.key.in_(keys)).order_by(entries.c.key)
+        free = select(entries.c.key).where(self._forgettable_of(namespace, seconds, keys)).order_by(entries.c.key)
         locked = list((await db.execute(self._locking(free))).scalars())
         if not locked:
             return 0
         # Judged again, in a statement that begins after the lock: a lease that was granted between the look and the
         # lock is in sight now, and from here on whoever wants one waits for our commit and makes the row anew.
-        gone = delete(entries).where(where, entries.c.key.in_(locked)).returning(entries.c.key)
+        gone = delete(entries).where(self._forgettable_of(namespace, seconds, locked)).returning(entries.c.key)
         forgotten = list((await db.execute(gone)).scalars())
         for table in (graphs, failures, differences):
             await db.execute(delete(table).where(table.c.namespace == namespace, table.c.key.in_(forgotten)))
