@@ -13,7 +13,7 @@ import signal
 import tempfile
 import threading
 import warnings
-from collections.abc import Coroutine, Iterator
+from collections.abc import Coroutine, Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, TypeVar
@@ -44,9 +44,10 @@ _OPTIONS = {
 class Postgres:
     """One server process with many databases. `url(name)` stays the same over restarts."""
 
-    def __init__(self, folder: Path) -> None:
-        """Make the cluster and start it."""
+    def __init__(self, folder: Path, options: Mapping[str, str]) -> None:
+        """Make the cluster and start it, with `options` over those above."""
         self.folder = folder
+        self._options = {**_OPTIONS, **options}
         self.port = free_port()
         with warnings.catch_warnings():
             # It wants a folder of the login session, and says so where there is none.
@@ -71,7 +72,7 @@ class Postgres:
 
     def start(self) -> None:
         """Start, and return when it takes connections."""
-        options = itertools.chain.from_iterable(("-c", f"{k}={v}") for k, v in _OPTIONS.items())
+        options = itertools.chain.from_iterable(("-c", f"{k}={v}") for k, v in self._options.items())
         command = [str(self._binary), "-D", str(self.folder / "pgdata"), "-p", str(self.port)]
         command += ["-k", str(self.folder / "pgdata"), *options]
         self._process = Leashed(command, log=self._log, user=self._user, folder=Path("/"))
@@ -169,13 +170,13 @@ class _Sql:
 
 
 @contextmanager
-def running_postgres() -> Iterator[Postgres]:
+def running_postgres(**options: str) -> Iterator[Postgres]:
     """A started server; gone with the block."""
     # Not below pytest's own folders: those are for one user, and the server may run as another.
     folder = Path(tempfile.mkdtemp(prefix="neffcache-pg-", dir="/tmp"))
     os.chmod(folder, 0o755)
     try:
-        postgres = Postgres(folder)
+        postgres = Postgres(folder, options)
         try:
             yield postgres
         finally:
