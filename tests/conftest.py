@@ -33,19 +33,23 @@ def clean_environment() -> Iterator[None]:
 
 
 def pytest_configure(config: pytest.Config) -> None:
-    config.addinivalue_line(
-        "markers", "embedded: breaks SQLite or the blob folder by hand, so it runs on that backend alone"
-    )
+    for marker in (
+        "embedded: breaks SQLite or the blob folder by hand, so it runs on that backend alone",
+        "production: the fault is one of PostgreSQL or S3, so it runs on that backend alone",
+        "one_backend(why): no server, or nothing that a server keeps, has a part in it, so SQLite and a folder do",
+    ):
+        config.addinivalue_line("markers", marker)
 
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
     def elsewhere(item: pytest.Item) -> bool:
-        backend = (
-            item.callspec.params.get("backend")
-            if isinstance(item, pytest.Function) and hasattr(item, "callspec")
-            else None
-        )
-        return backend not in (None, "sqlite+folder") and item.get_closest_marker("embedded") is not None
+        if not isinstance(item, pytest.Function) or not hasattr(item, "callspec"):
+            return False
+        if why := item.get_closest_marker("one_backend"):
+            assert why.args, f"{item.nodeid}: one_backend wants a reason"
+        backend = item.callspec.params.get("backend")
+        other = ("production",) if backend == "sqlite+folder" else ("embedded", "one_backend")
+        return backend is not None and any(item.get_closest_marker(name) is not None for name in other)
 
     dropped = [item for item in items if elsewhere(item)]
     items[:] = [item for item in items if item not in set(dropped)]

@@ -12,6 +12,7 @@ import pytest
 from neffcache_client.api import CacheClient
 from neffcache_client.errors import LocalTierError
 from neffcache_client.uploader import drain
+from support.backends import Embedded
 from support.compilers import FakeCompiler
 from support.launchers import UNREACHABLE, Host
 from support.mounts import full_folder, need_mounts, read_only, small_disk
@@ -20,11 +21,16 @@ from support.node import KEY, VERSION, Node
 from support.server import ServerProcess, running_server
 
 LARGE = neff_of_size(300_000, version=VERSION)
+pytestmark = pytest.mark.usefixtures("backend")
+own_disk = pytest.mark.one_backend(
+    "the fault and what is kept are the host's own; the server takes a part that it plays everywhere"
+)
+no_server = pytest.mark.one_backend("there is no server")
 DIGEST = hashlib.sha256(LARGE).hexdigest()
 
 
 @pytest.fixture(scope="module")
-def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ServerProcess]:
+def server(backend: Embedded, tmp_path_factory: pytest.TempPathFactory) -> Iterator[ServerProcess]:
     with running_server(tmp_path_factory.mktemp("server")) as server:
         yield server
 
@@ -67,6 +73,7 @@ def test_local_folder_full_under_a_download(tmp_path: Path, server: ServerProces
         assert node.output().read_bytes() == LARGE
 
 
+@no_server
 def test_local_folder_full_and_no_server(tmp_path: Path) -> None:
     """UC-30, UC-10: neither a copy nor a spool, and still a NEFF."""
     need_mounts()
@@ -79,6 +86,7 @@ def test_local_folder_full_and_no_server(tmp_path: Path) -> None:
         assert node.output().read_bytes() == LARGE
 
 
+@own_disk
 def test_no_inodes_left(tmp_path: Path, server: ServerProcess, space: dict[str, str]) -> None:
     """UC-30: a disk with room and without a free inode."""
     need_mounts()
@@ -92,6 +100,7 @@ def test_no_inodes_left(tmp_path: Path, server: ServerProcess, space: dict[str, 
         assert (node.obtain().reason, len(node.warnings())) == (None, 1)
 
 
+@own_disk
 def test_output_disk_full(tmp_path: Path, server: ServerProcess, space: dict[str, str]) -> None:
     """The caller's own disk: a hit cannot be put there, which is an error in words and leaves no part of a file."""
     need_mounts()
@@ -108,6 +117,7 @@ def test_output_disk_full(tmp_path: Path, server: ServerProcess, space: dict[str
         assert node.obtain(output=str(disk / "out.neff")).verdict in ("local", "remote")
 
 
+@own_disk
 def test_disk_full_under_the_compiler(tmp_path: Path, server: ServerProcess, space: dict[str, str]) -> None:
     """The compiler's words and code are the caller's; no half of a NEFF is left, and nobody else is told a result."""
     need_mounts()
@@ -122,6 +132,7 @@ def test_disk_full_under_the_compiler(tmp_path: Path, server: ServerProcess, spa
     assert well.exit_code == 0
 
 
+@own_disk
 def test_local_folder_read_only(tmp_path: Path, server: ServerProcess, space: dict[str, str]) -> None:
     """UC-30: an image with a read-only cache: hits from it, and new NEFFs reach caller and server."""
     need_mounts()
@@ -160,6 +171,7 @@ def test_lock_folder_read_only(tmp_path: Path, server: ServerProcess, space: dic
     )
 
 
+@own_disk
 def test_everything_of_a_launcher_read_only(tmp_path: Path, server: ServerProcess, space: dict[str, str]) -> None:
     """The job does not notice: same output, same words, same exit code."""
     need_mounts()
@@ -224,6 +236,7 @@ def test_folders_removed_while_in_use(tmp_path: Path, server: ServerProcess, spa
     assert Node(tmp_path / "late", server.url, **space).obtain().verdict == "remote"
 
 
+@own_disk
 def test_file_where_a_folder_should_be(tmp_path: Path, server: ServerProcess, space: dict[str, str]) -> None:
     (tmp_path / "host").mkdir()
     (tmp_path / "host" / "cache").write_text("")
@@ -232,6 +245,7 @@ def test_file_where_a_folder_should_be(tmp_path: Path, server: ServerProcess, sp
     assert (node.obtain().reason, len(node.warnings())) == (None, 1)
 
 
+@no_server
 def test_readers_under_eviction(tmp_path: Path) -> None:
     """UC-30: a bound far below what is stored, writers and readers at once; a reader gets all of a NEFF or a miss."""
     bound = 4 * len(LARGE)
@@ -267,6 +281,7 @@ def test_readers_under_eviction(tmp_path: Path) -> None:
     assert sum(p.stat().st_size for p in left) <= bound
 
 
+@own_disk
 def test_two_hosts_with_equal_pids_share_a_folder(
     tmp_path: Path, server: ServerProcess, space: dict[str, str], monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -1,4 +1,7 @@
-"""Faults between a rank and its server, injected by a proxy in front of a real one. Rows of docs/failure-modes.md."""
+"""Faults between a rank and its server, injected by a proxy in front of a real one. Rows of docs/failure-modes.md.
+
+With S3 a rank's NEFFs go past the server: a second proxy stands in front of the bucket, and presigned URLs name it.
+"""
 
 from __future__ import annotations
 
@@ -13,6 +16,7 @@ from neffcache_client import api, transfer
 from neffcache_client.api import CacheClient
 from neffcache_client.node_cache import Obtained
 from neffcache_client.uploader import drain
+from support.backends import Embedded, Production
 from support.neffs import neff_of_size
 from support.node import NEFF, QUICK, VERSION, Node
 from support.proxy import Fault, Proxy
@@ -25,8 +29,19 @@ Make = Callable[..., Node]
 
 
 @pytest.fixture(scope="module")
-def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ServerProcess]:
-    with running_server(tmp_path_factory.mktemp("server")) as server:
+def store_door(backend: Embedded) -> Iterator[Proxy | None]:
+    """What ranks know the bucket by, where there is one."""
+    if not isinstance(backend, Production):
+        yield None
+        return
+    with Proxy(backend.s3.endpoint) as door:
+        yield door
+
+
+@pytest.fixture(scope="module")
+def server(tmp_path_factory: pytest.TempPathFactory, store_door: Proxy | None) -> Iterator[ServerProcess]:
+    env = {"NEFFCACHE_SERVER_S3_PUBLIC_ENDPOINT_URL": store_door.url} if store_door else {}
+    with running_server(tmp_path_factory.mktemp("server"), env=env) as server:
         yield server
 
 
@@ -34,6 +49,18 @@ def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ServerProcess]:
 def proxy(server: ServerProcess) -> Iterator[Proxy]:
     with Proxy(server.url) as proxy:
         yield proxy
+
+
+@pytest.fixture
+def way(proxy: Proxy, store_door: Proxy | None) -> Iterator[Proxy]:
+    """The way of the bytes: the calls `put` and `get` that carry a NEFF pass here."""
+    one = store_door or proxy
+    one.calls.clear()
+    yield one
+    one.faults = []
+
+
+no_server = pytest.mark.one_backend("the server is not reached, or answers nothing of its own")
 
 
 @pytest.fixture
@@ -74,6 +101,7 @@ def publish(make: Make, server: ServerProcess) -> None:
 # The server cannot be used at all
 
 
+@no_server
 def test_connection_refused(make: Make) -> None:
     """UC-10"""
     with socket.create_server(("127.0.0.1", 0)) as gone:
@@ -81,16 +109,19 @@ def test_connection_refused(make: Make) -> None:
     compiles_alone(make(f"http://127.0.0.1:{port}"), "unreachable")
 
 
+@no_server
 def test_name_unknown(make: Make) -> None:
     """UC-10"""
     compiles_alone(make("http://no-such-host.invalid:8765"), "unreachable")
 
 
+@no_server
 def test_tls_error(make: Make, server: ServerProcess) -> None:
     """UC-10: a server without TLS behind an https address."""
     compiles_alone(make(server.url.replace("http:", "https:")), "unreachable")
 
 
+@no_server
 def test_server_takes_the_question_and_hangs(make: Make, server: ServerProcess) -> None:
     """UC-10: a stopped server; the kernel takes connections for it. It costs the host the first answer's patience."""
     server.pause()
@@ -100,6 +131,7 @@ def test_server_takes_the_question_and_hangs(make: Make, server: ServerProcess) 
         server.resume()
 
 
+@no_server
 def test_server_without_a_free_place_for_a_connection(make: Make) -> None:
     """UC-10: packets vanish. A full backlog stands for a firewall that drops."""
     with socket.socket() as full:
@@ -114,6 +146,7 @@ def test_server_without_a_free_place_for_a_connection(make: Make) -> None:
             other.close()
 
 
+@no_server
 @pytest.mark.parametrize(
     ("data", "reason"),
     [
@@ -137,6 +170,7 @@ def test_useless_answer(make: Make, proxy: Proxy, data: bytes, reason: str) -> N
     compiles_alone(make(proxy.url), reason)
 
 
+@no_server
 def test_strict_makes_a_fault_an_error(make: Make, proxy: Proxy) -> None:
     """UC-10"""
     proxy.faults = [Fault("acquire", "answer", data=answer("500 Internal Server Error", b"{}"))]
@@ -160,17 +194,17 @@ def test_server_comes_back(make: Make, proxy: Proxy, server: ServerProcess, monk
 # The network is bad
 
 
-def test_slow_network(make: Make, proxy: Proxy) -> None:
+def test_slow_network(make: Make, proxy: Proxy, way: Proxy) -> None:
     """Half a second on every answer: slower, and nothing else."""
-    proxy.faults = [Fault("any", "delay", seconds=0.5)]
+    proxy.faults = way.faults = [Fault("any", "delay", seconds=0.5)]
     node = make(proxy.url, patience=replace(QUICK, publish=30.0))
     assert (node.obtain().reason, node.warnings()) == (None, [])
 
 
 @pytest.mark.parametrize("call", ["acquire", "heartbeat", "upload", "put", "publish"])
-def test_lost_answer(make: Make, proxy: Proxy, server: ServerProcess, call: str) -> None:
+def test_lost_answer(make: Make, proxy: Proxy, way: Proxy, server: ServerProcess, call: str) -> None:
     """The server acted and nobody heard of it: the same question again is the same question."""
-    proxy.faults = [Fault(call, "drop", times=1)]
+    proxy.faults = way.faults = [Fault(call, "drop", times=1)]
     node = make(proxy.url, patience=replace(QUICK, publish=30.0))
     node.on_compile = lambda view: wait_until(lambda: "heartbeat" in proxy.calls)
     assert (node.obtain().reason, node.compiles, node.warnings()) == (None, 1, [])
@@ -179,9 +213,10 @@ def test_lost_answer(make: Make, proxy: Proxy, server: ServerProcess, call: str)
     assert (late.obtain().verdict, late.compiles) == ("remote", 0)
 
 
-def test_every_answer_lost_once(make: Make, proxy: Proxy, server: ServerProcess) -> None:
+def test_every_answer_lost_once(make: Make, proxy: Proxy, way: Proxy) -> None:
     calls = ("acquire", "heartbeat", "upload", "put", "publish", "get", "summary", "release")
-    proxy.faults = [Fault(call, "drop", times=1) for call in calls]
+    # Of a download by presigned URL the redirect is lost, or the bytes: a fetch is tried twice.
+    proxy.faults = way.faults = [Fault(call, "drop", times=1) for call in calls]
     node = make(proxy.url, patience=replace(QUICK, publish=30.0))
     assert (node.obtain().reason, node.compiles) == (None, 1)
     late = make(proxy.url, "late")
@@ -229,6 +264,7 @@ def test_connections_break_under_waiters(make: Make, proxy: Proxy, server: Serve
     assert (holder.compiles, waiter.compiles) == (1, 0)
 
 
+@pytest.mark.one_backend("what the client learns of a connection that was cut between it and the server")
 def test_load_balancer_cuts_silent_connections(make: Make, proxy: Proxy, server: ServerProcess) -> None:
     """UC-18: a waiter that is cut off every three seconds learns to ask for less, and does not compile."""
     finish = threading.Event()
@@ -280,16 +316,16 @@ def test_server_lost_for_long_under_a_waiter(make: Make, proxy: Proxy, server: S
 
 @pytest.mark.parametrize("kind", ["truncate", "damage", "drop", "stall"])
 def test_download_spoiled_once(
-    make: Make, proxy: Proxy, server: ServerProcess, kind: str, monkeypatch: pytest.MonkeyPatch
+    make: Make, proxy: Proxy, way: Proxy, server: ServerProcess, kind: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """UC-11: fetched again, and nothing is compiled."""
     monkeypatch.setattr(api, "STALL_SECONDS", 0.5)
     publish(make, server)
-    proxy.faults = [Fault("get", kind, times=1, at=100_000)]  # type: ignore[arg-type]
+    way.faults = [Fault("get", kind, times=1, at=100_000)]  # type: ignore[arg-type]
     node = make(proxy.url)
     assert (node.obtain().verdict, node.compiles) == ("remote", 0)
     assert node.output().read_bytes() == LARGE
-    assert proxy.calls.count("get") == 2
+    assert way.calls.count("get") == 2
 
 
 @pytest.mark.parametrize(
@@ -302,25 +338,32 @@ def test_download_spoiled_once(
     ],
 )
 def test_download_spoiled_for_good(
-    make: Make, proxy: Proxy, server: ServerProcess, kind: str, reason: str, monkeypatch: pytest.MonkeyPatch
+    make: Make,
+    proxy: Proxy,
+    way: Proxy,
+    server: ServerProcess,
+    kind: str,
+    reason: str,
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """UC-11: compiled here; the server's copy is looked at and found sound, so it stays."""
     monkeypatch.setattr(api, "STALL_SECONDS", 0.5)
     publish(make, server)
-    proxy.faults = [Fault("get", kind, at=100_000)]  # type: ignore[arg-type]
+    way.faults = [Fault("get", kind, at=100_000)]  # type: ignore[arg-type]
     node = make(proxy.url)
     got = node.obtain()
     assert (got.verdict, got.reason, got.exit_code, node.compiles) == ("fallback", reason, 0, 1)
     assert len(node.warnings()) == 1
     assert proxy.calls.count("report") == (kind == "damage")
+    way.faults.clear()
     assert make(server.url, "late").obtain().verdict == "remote"
 
 
 @pytest.mark.parametrize("data", [answer("200 OK", b""), answer("200 OK", NEFF)], ids=["empty", "another-neff"])
-def test_download_of_something_else(make: Make, proxy: Proxy, server: ServerProcess, data: bytes) -> None:
+def test_download_of_something_else(make: Make, proxy: Proxy, way: Proxy, server: ServerProcess, data: bytes) -> None:
     """UC-11: a cache between us and the server that answers for it."""
     publish(make, server)
-    proxy.faults = [Fault("get", "answer", data=data)]
+    way.faults = [Fault("get", "answer", data=data)]
     node = make(proxy.url)
     got = node.obtain()
     assert (got.verdict, got.reason, node.compiles) == ("fallback", "corrupt", 1)
@@ -328,23 +371,23 @@ def test_download_of_something_else(make: Make, proxy: Proxy, server: ServerProc
 
 
 def test_download_slower_than_a_compile(
-    make: Make, proxy: Proxy, server: ServerProcess, monkeypatch: pytest.MonkeyPatch
+    make: Make, proxy: Proxy, way: Proxy, server: ServerProcess, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """UC-21: a link that never stalls and never ends."""
     monkeypatch.setattr(transfer, "MIN_SECONDS", 0.5)
     monkeypatch.setattr(transfer, "UNKNOWN_COMPILE_SECONDS", 5.0)
     publish(make, server)
-    proxy.faults = [Fault("get", "trickle", seconds=0.001)]
+    way.faults = [Fault("get", "trickle", seconds=0.001)]
     node = make(proxy.url)
     got = node.obtain()
     assert (got.verdict, got.reason, node.compiles) == ("fallback", "download_slow", 1)
-    assert proxy.calls.count("get") == 1
+    assert way.calls.count("get") == 1
 
 
-def test_slow_download_that_beats_a_compile(make: Make, proxy: Proxy, server: ServerProcess) -> None:
+def test_slow_download_that_beats_a_compile(make: Make, proxy: Proxy, way: Proxy, server: ServerProcess) -> None:
     """UC-21: nobody compiles during a fetch that is quicker."""
     publish(make, server)
-    proxy.faults = [Fault("get", "delay", seconds=2.0)]
+    way.faults = [Fault("get", "delay", seconds=2.0)]
     node = make(proxy.url)
     assert (node.obtain().verdict, node.compiles) == ("remote", 0)
 
@@ -353,28 +396,29 @@ def test_slow_download_that_beats_a_compile(make: Make, proxy: Proxy, server: Se
 
 
 @pytest.mark.parametrize("kind", ["cut_request", "damage_request"])
-def test_upload_spoiled_once(make: Make, proxy: Proxy, server: ServerProcess, kind: str) -> None:
+def test_upload_spoiled_once(make: Make, proxy: Proxy, way: Proxy, server: ServerProcess, kind: str) -> None:
     """The server takes only what is whole and right; the client knows that its file is, and sends it again."""
-    proxy.faults = [Fault("put", kind, times=1, at=100_000)]  # type: ignore[arg-type]
+    way.faults = [Fault("put", kind, times=1, at=100_000)]  # type: ignore[arg-type]
     node = make(proxy.url, patience=replace(QUICK, publish=30.0))
     assert (node.obtain().reason, node.compiles, node.warnings()) == (None, 1, [])
-    assert proxy.calls.count("put") == 2
+    assert way.calls.count("put") == 2
     assert make(server.url, "late").obtain().verdict == "remote"
 
 
 @pytest.mark.parametrize("kind", ["cut_request", "damage_request"])
-def test_upload_spoiled_for_good(make: Make, proxy: Proxy, server: ServerProcess, kind: str) -> None:
+def test_upload_spoiled_for_good(make: Make, proxy: Proxy, way: Proxy, server: ServerProcess, kind: str) -> None:
     """UC-23: the rank has its NEFF and one warning; the copy waits for a better network."""
-    proxy.faults = [Fault("put", kind, at=100_000)]  # type: ignore[arg-type]
+    way.faults = [Fault("put", kind, at=100_000)]  # type: ignore[arg-type]
     node = make(proxy.url)
     got = node.obtain()
     assert (got.verdict, got.reason, got.exit_code, len(node.warnings())) == ("compiled", "spooled", 0, 1)
-    proxy.faults.clear()
+    way.faults.clear()
     with CacheClient(node.settings) as client:
         wait_until(lambda: node.spooled() == 0 or drain(node.settings, client, say=print).published)
     assert make(server.url, "late").obtain().verdict == "remote"
 
 
+@no_server
 def test_write_refused(make: Make, proxy: Proxy, server: ServerProcess) -> None:
     """UC-23: a token that may read only; one warning with the server's reason."""
     data = b'{"title": "Not allowed", "status": 403, "code": "not_allowed", "detail": "the token may only read"}'

@@ -1,11 +1,10 @@
-"""Faults of the server, its store and its database. Rows of docs/failure-modes.md."""
+"""Faults of the server, its store and its database, embedded and in production. Rows of docs/failure-modes.md."""
 
 from __future__ import annotations
 
-import sqlite3
+import signal
 import threading
 from collections.abc import Iterator
-from contextlib import closing
 from dataclasses import replace
 from pathlib import Path
 
@@ -13,15 +12,25 @@ import httpx
 import pytest
 from neffcache_client.api import CacheClient
 from neffcache_client.uploader import drain
+from support.backends import Embedded, Production
 from support.mounts import full_folder, need_mounts
 from support.neffs import make_neff
 from support.node import QUICK, Node
+from support.proxy import Fault, Proxy
 from support.server import ServerProcess, running_server
 from support.waiting import wait_until
 
 FAULTY = str(Path(__file__).resolve().parents[1] / "support" / "faulty_server.py")
 PATIENT = replace(QUICK, first_answer=10.0, publish=60.0, outage=60.0)
+OTHER = "cd" * 32
 SHORT = {"NEFFCACHE_SERVER_TTL_SECONDS": "2", "NEFFCACHE_SERVER_PROVISIONAL_SECONDS": "2"}
+
+
+@pytest.fixture(autouse=True)
+def state_of_one_test(backend: Embedded) -> Iterator[None]:
+    """Each test runs on both backends; the next one may have the database of the last."""
+    yield
+    backend.release_all()
 
 
 @pytest.fixture
@@ -30,10 +39,10 @@ def server(tmp_path: Path) -> Iterator[ServerProcess]:
         yield server
 
 
-def blob(server: ServerProcess) -> Path:
-    """The only blob in the server's folder."""
-    (path,) = (p for p in (server.data_dir / "blobs").glob("*/??/*") if p.is_file())
-    return path
+def blob(server: ServerProcess, backend: Embedded) -> str:
+    """The digest of the only blob in the store."""
+    (sha256,) = backend.blobs(server.data_dir)
+    return sha256
 
 
 def push(node: Node) -> None:
@@ -42,26 +51,38 @@ def push(node: Node) -> None:
         wait_until(lambda: node.spooled() == 0 or drain(node.settings, client, say=print).published)
 
 
+FOLDER, S3 = pytest.mark.embedded, pytest.mark.production
 STEPS = [
-    ("neffcache_server.blobs.service:BlobService.authorise", "before", "before the upload is allowed"),
-    ("neffcache_server.storage.folder:FolderStore.put", "before", "uploaded, not stored"),
-    ("neffcache_server.storage.folder:FolderStore.put", "after", "stored, no row"),
-    ("neffcache_server.blobs.repository:BlobRepository.put", "after", "row not committed"),
-    ("neffcache_server.blobs.service:BlobService.receive", "after", "row committed, not answered"),
-    ("neffcache_server.leases.publish:PublishService.publish", "before", "publish asked for"),
-    ("neffcache_server.leases.repository:LeaseRepository.end", "after", "lease ended, no artifact"),
-    ("neffcache_server.leases.repository:LeaseRepository.put_artifact", "after", "artifact, not committed"),
-    ("neffcache_server.kit.hub:LocalHub.announce", "before", "committed, nobody told"),
-    ("neffcache_server.leases.publish:PublishService.publish", "after", "told, not answered"),
+    # Through the server into a folder
+    ("blobs.service:BlobService.authorise", "before", "before the upload is allowed", FOLDER),
+    ("storage.folder:FolderStore.put", "before", "uploaded, not stored", FOLDER),
+    ("storage.folder:FolderStore.put", "after", "stored, no row", FOLDER),
+    ("blobs.service:BlobService.receive", "after", "row committed, not answered", FOLDER),
+    ("kit.hub:LocalHub.announce", "before", "committed, nobody told", FOLDER),
+    # By presigned URL into a bucket
+    ("blobs.presigned:PresignedUploads.issue", "before", "before the ticket is made", S3),
+    ("blobs.presigned:PresignedUploads.issue", "after", "ticket committed, not answered", S3),
+    ("blobs.presigned:PresignedUploads.accept", "before", "object stored, not looked at", S3),
+    ("blobs.presigned:PresignedUploads.accept", "after", "row committed, lease goes on", S3),
+    ("kit.notify_hub:NotifyHub.announce", "before", "committed, no replica told", S3),
+    # Both
+    ("blobs.repository:BlobRepository.put", "after", "row not committed", ()),
+    ("leases.publish:PublishService.publish", "before", "publish asked for", ()),
+    ("leases.repository:LeaseRepository.end", "after", "lease ended, no artifact", ()),
+    ("leases.repository:LeaseRepository.put_artifact", "after", "artifact, not committed", ()),
+    ("leases.publish:PublishService.publish", "after", "told, not answered", ()),
 ]
 
 
-@pytest.mark.parametrize(("where", "when"), [s[:2] for s in STEPS], ids=[s[2] for s in STEPS])
+@pytest.mark.parametrize(
+    ("where", "when"), [pytest.param(where, when, id=id, marks=marks) for where, when, id, marks in STEPS]
+)
 def test_server_killed_between_two_steps_of_a_publish(tmp_path: Path, where: str, when: str) -> None:
     """UC-15: one compile, one artifact, whatever the step; the lease lives through the restart."""
     # The grant of the lease is announced first.
     count = 2 if "announce" in where else 1
-    with running_server(tmp_path / "server", program=(FAULTY, f"{where}:{when}:kill:{count}")) as server:
+    spec = f"neffcache_server.{where}:{when}:kill:{count}"
+    with running_server(tmp_path / "server", program=(FAULTY, spec)) as server:
         server.program = ("-m", "neffcache_server")
         node = Node(tmp_path / "host", server.url, patience=PATIENT)
         results = []
@@ -80,9 +101,11 @@ def test_server_killed_between_two_steps_of_a_publish(tmp_path: Path, where: str
 
 
 @pytest.mark.parametrize("count", [0, 1])
-def test_store_that_cannot_write(tmp_path: Path, count: int) -> None:
+def test_store_that_cannot_write(tmp_path: Path, backend: Embedded, count: int) -> None:
     """UC-15: the first try, or every one, is answered 503; no row is made. The rank has its NEFF."""
-    spec = f"neffcache_server.storage.folder:FolderStore.put:before:error:{count}"
+    # With S3, the server's word on an upload that went past it.
+    method = "s3:S3Store.inspect" if backend.shared else "folder:FolderStore.put"
+    spec = f"neffcache_server.storage.{method}:before:error:{count}"
     with running_server(tmp_path / "server", program=(FAULTY, spec)) as server:
         node = Node(tmp_path / "host", server.url, patience=replace(QUICK, publish=30.0 if count else 0.3))
         got = node.obtain()
@@ -96,9 +119,43 @@ def test_store_that_cannot_write(tmp_path: Path, count: int) -> None:
         assert Node(tmp_path / "late", server.url).obtain().verdict == "remote"
 
 
-def test_store_that_cannot_be_read(tmp_path: Path) -> None:
+@pytest.mark.production
+@pytest.mark.parametrize("times", [1, 1_000_000], ids=["once", "always"])
+def test_bucket_refuses_the_upload_of_a_rank(tmp_path: Path, backend: Production, times: int) -> None:
+    """UC-15: throttled, or for good: published at the second try, or kept; no row without an object."""
+    data = b"HTTP/1.1 503 Slow Down\r\ncontent-length: 0\r\nconnection: close\r\n\r\n"
+    with (
+        Proxy(backend.s3.endpoint, Fault("put", "answer", times=times, data=data)) as door,
+        running_server(tmp_path / "server", env={"NEFFCACHE_SERVER_S3_PUBLIC_ENDPOINT_URL": door.url}) as server,
+    ):
+        node = Node(tmp_path / "host", server.url, patience=replace(QUICK, publish=30.0 if times == 1 else 0.3))
+        got = node.obtain()
+        assert (got.verdict, got.reason) == ("compiled", None if times == 1 else "spooled")
+        assert len(backend.blobs(server.data_dir)) == (times == 1)
+        door.faults.clear()
+        push(node)
+        assert Node(tmp_path / "late", server.url).obtain().verdict == "remote"
+
+
+@pytest.mark.production
+def test_bucket_full(tmp_path: Path, backend: Production, server: ServerProcess) -> None:
+    """507 to every write, reads go on: hits are served, a new NEFF is kept on its host until there is room."""
+    assert Node(tmp_path / "first", server.url).obtain().reason is None
+    with backend.s3.full():
+        assert Node(tmp_path / "reader", server.url).obtain().verdict == "remote"
+        node = Node(tmp_path / "host", server.url)
+        got = node.obtain(OTHER)
+        assert (got.verdict, got.reason, got.exit_code, node.spooled()) == ("compiled", "spooled", 0, 1)
+        assert len(node.warnings()) == 1
+    push(node)
+    late = Node(tmp_path / "late", server.url)
+    assert (late.obtain(OTHER).verdict, late.compiles) == ("remote", 0)
+
+
+def test_store_that_cannot_be_read(tmp_path: Path, backend: Embedded) -> None:
     """A fault of the store is a fault and no missing blob: the entry stays, this rank compiles for itself."""
-    spec = "neffcache_server.storage.folder:FolderStore.open:before:error:0"
+    method = "s3:S3Store.download_url" if backend.shared else "folder:FolderStore.open"
+    spec = f"neffcache_server.storage.{method}:before:error:0"
     with running_server(tmp_path / "server", program=(FAULTY, spec)) as server:
         assert Node(tmp_path / "first", server.url).obtain().reason is None
         other = Node(tmp_path / "other", server.url)
@@ -110,28 +167,42 @@ def test_store_that_cannot_be_read(tmp_path: Path) -> None:
         assert Node(tmp_path / "late", server.url).obtain().verdict == "remote"
 
 
-def test_blob_deleted_behind_our_back(tmp_path: Path, server: ServerProcess) -> None:
+@pytest.mark.production
+def test_bucket_away_under_a_hit(tmp_path: Path, backend: Production, server: ServerProcess) -> None:
+    """A real outage: nothing is marked as missing, and the hit is back with the bucket."""
+    assert Node(tmp_path / "first", server.url).obtain().reason is None
+    with backend.s3.refusing():
+        other = Node(tmp_path / "other", server.url)
+        got = other.obtain()
+        assert (got.verdict, got.reason, got.exit_code) == ("fallback", "download_failed", 0)
+        assert len(other.warnings()) == 1
+        with CacheClient(other.settings) as client:
+            assert [e.state for e in client.entries().entries] == ["present"]
+    assert Node(tmp_path / "late", server.url).obtain().verdict == "remote"
+
+
+def test_blob_deleted_behind_our_back(tmp_path: Path, backend: Embedded, server: ServerProcess) -> None:
     """UC-15: 404 before any byte; the next rank that asks compiles, and its upload heals the key."""
     first = Node(tmp_path / "first", server.url)
     assert first.obtain().reason is None
-    path = blob(server)
-    path.unlink()
-    url = f"{server.url}/v1/ns/default/blobs/{path.name}"
+    sha256 = blob(server, backend)
+    backend.remove_blob(server.data_dir, "default", sha256)
+    url = f"{server.url}/v1/ns/default/blobs/{sha256}"
     answer = httpx.get(url)
     assert (answer.status_code, answer.json()["code"]) == (404, "blob_missing")
     healer = Node(tmp_path / "healer", server.url)
     assert (healer.obtain().verdict, healer.compiles, healer.warnings()) == ("compiled", 1, [])
     assert Node(tmp_path / "late", server.url).obtain().verdict == "remote"
-    assert httpx.get(url).status_code == 200
+    assert httpx.get(url, follow_redirects=True).status_code == 200
 
 
-def test_blob_damaged_in_the_store(tmp_path: Path, server: ServerProcess) -> None:
+def test_blob_damaged_in_the_store(tmp_path: Path, backend: Embedded, server: ServerProcess) -> None:
     """UC-11: the client's report makes the server look, withdraw it, and lease the key again."""
     assert Node(tmp_path / "first", server.url).obtain().reason is None
-    path = blob(server)
-    data = bytearray(path.read_bytes())
+    sha256 = blob(server, backend)
+    data = bytearray(backend.read_blob(server.data_dir, "default", sha256))
     data[len(data) // 2] ^= 1
-    path.write_bytes(data)
+    backend.replace_blob(server.data_dir, "default", sha256, bytes(data))
     finder = Node(tmp_path / "finder", server.url)
     got = finder.obtain()
     assert (got.verdict, got.reason, finder.compiles) == ("compiled", None, 1)
@@ -139,28 +210,32 @@ def test_blob_damaged_in_the_store(tmp_path: Path, server: ServerProcess) -> Non
     late = Node(tmp_path / "late", server.url)
     assert (late.obtain().verdict, late.compiles) == ("remote", 0)
     with CacheClient(finder.settings) as client:
-        assert client.report_damage(path.name).verdict == "sound"
+        assert client.report_damage(sha256).verdict == "sound"
         assert [e.state for e in client.entries().entries] == ["present"]
 
 
-def test_blob_damaged_while_its_compiler_makes_other_bytes(tmp_path: Path, server: ServerProcess) -> None:
+def test_blob_damaged_while_its_compiler_makes_other_bytes(
+    tmp_path: Path, backend: Embedded, server: ServerProcess
+) -> None:
     """A quarantined artifact is replaced by the next publish, also a different one."""
     assert Node(tmp_path / "first", server.url).obtain().reason is None
-    sha256 = blob(server).name
-    blob(server).write_bytes(blob(server).read_bytes()[:-1] + b"\1")
+    sha256 = blob(server, backend)
+    data = backend.read_blob(server.data_dir, "default", sha256)
+    backend.replace_blob(server.data_dir, "default", sha256, data[:-1] + b"\1")
     with CacheClient(Node(tmp_path / "x", server.url).settings) as client:
         assert client.report_damage(sha256).verdict == "quarantined"
         assert [e.state for e in client.entries().entries] == ["quarantined"]
     finder = Node(tmp_path / "finder", server.url)
     finder.neff = make_neff(payload=b"another build of it")
     assert finder.obtain().reason is None
-    assert Node(tmp_path / "late", server.url).obtain().verdict == "remote"
-    assert blob(server).name != sha256
+    late = Node(tmp_path / "late", server.url)
+    assert late.obtain().verdict == "remote"
+    assert late.output().read_bytes() == finder.neff
 
 
 def test_server_paused_under_holders_and_waiters(tmp_path: Path) -> None:
     """UC-01: stopped for several TTLs with five graphs under way; nobody is robbed, compiles = graphs."""
-    graphs, pause = 5, 8.0
+    graphs, pause = 5, 6.0
     with running_server(tmp_path / "server", env=SHORT) as server:
         done = threading.Event()
         nodes = [Node(tmp_path / f"{n}-{m}", server.url, patience=PATIENT) for n in range(graphs) for m in range(2)]
@@ -223,20 +298,46 @@ def test_server_gone_while_its_graph_is_compiled(tmp_path: Path, server: ServerP
     assert (late.obtain().verdict, late.compiles) == ("remote", 0)
 
 
-def test_database_locked_by_somebody_else(tmp_path: Path, server: ServerProcess) -> None:
-    """A backup program that holds SQLite's lock: everybody waits for it, nobody fails."""
+def test_database_locked_by_somebody_else(tmp_path: Path, backend: Embedded, server: ServerProcess) -> None:
+    """A backup program with SQLite's lock, a rewrite of PostgreSQL's tables: everybody waits, nobody fails."""
     node = Node(tmp_path / "host", server.url, patience=PATIENT)
-    with closing(sqlite3.connect(server.data_dir / "neffcache.sqlite3", isolation_level=None)) as other:
-        other.execute("BEGIN IMMEDIATE")
-        results = []
+    results = []
+    with backend.locked(server.data_dir):
         rank = threading.Thread(target=lambda: results.append(node.obtain()))
         rank.start()
         threading.Event().wait(1.5)
-        other.execute("ROLLBACK")
-        rank.join(60)
+    rank.join(60)
     assert [(r.verdict, r.reason) for r in results] == [("compiled", None)]
 
 
+@pytest.mark.production
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGQUIT], ids=["restarted", "crashed"])
+def test_database_away_under_a_holder_and_a_waiter(
+    tmp_path: Path, backend: Production, server: ServerProcess, number: signal.Signals
+) -> None:
+    """UC-15: the lease goes on, the waiter gets the holder's NEFF."""
+    back = threading.Event()
+    holder, waiter = (Node(tmp_path / n, server.url, patience=PATIENT) for n in ("holder", "waiter"))
+    holder.on_compile = lambda view: (back.wait(60), None)[1]
+    verdicts: dict[str, str] = {}
+    threads = [
+        threading.Thread(target=lambda n=n, node=node: verdicts.update({n: node.obtain().verdict}))
+        for n, node in (("holder", holder), ("waiter", waiter))
+    ]
+    threads[0].start()
+    wait_until(lambda: holder.compiles == 1)
+    threads[1].start()
+    wait_until(lambda: any("compiled by pid" in line for line in waiter.log))
+    backend.postgres.stop(number)
+    backend.postgres.start()
+    back.set()
+    for thread in threads:
+        thread.join(90)
+    assert verdicts == {"holder": "compiled", "waiter": "waited"}
+    assert waiter.compiles == 0
+
+
+@pytest.mark.embedded
 def test_disk_of_the_server_full(tmp_path: Path) -> None:
     """503, which is no refusal: the rank keeps its copy until there is room again."""
     need_mounts()

@@ -10,7 +10,7 @@ import hashlib
 import os
 import sqlite3
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import closing, contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -34,6 +34,9 @@ class Embedded:
     def release(self, folder: Path) -> None:
         """The test is done with the state of that folder."""
 
+    def release_all(self) -> None:
+        """Nobody needs any state that servers were given so far."""
+
     def staging(self, folder: Path) -> Path:
         """Where uploads are checked."""
         return folder / "blobs" / ".staging"
@@ -45,6 +48,22 @@ class Embedded:
     def replace_blob(self, folder: Path, namespace: str, sha256: str, data: bytes) -> None:
         """Put other bytes in its place."""
         (folder / "blobs" / namespace / sha256[:2] / sha256).write_bytes(data)
+
+    def blobs(self, folder: Path) -> list[str]:
+        """Digests of the blobs that are stored, in whatever namespace."""
+        return sorted(p.name for p in (folder / "blobs").glob("*/??/*") if p.is_file())
+
+    def read_blob(self, folder: Path, namespace: str, sha256: str) -> bytes:
+        """The stored bytes."""
+        return (folder / "blobs" / namespace / sha256[:2] / sha256).read_bytes()
+
+    @contextmanager
+    def locked(self, folder: Path) -> Iterator[None]:
+        """Somebody else keeps the server from writing to its database."""
+        with closing(sqlite3.connect(folder / "neffcache.sqlite3", isolation_level=None)) as other:
+            other.execute("BEGIN IMMEDIATE")
+            yield
+            other.execute("ROLLBACK")
 
     def rows(self, folder: Path, statement: str) -> list[tuple[Any, ...]]:
         """What SQL says, read past the server."""
@@ -91,13 +110,29 @@ class Production(Embedded):
     def replace_blob(self, folder: Path, namespace: str, sha256: str, data: bytes) -> None:
         self.s3.client().put_object(**self._object(folder, namespace, sha256), Body=data)
 
+    def blobs(self, folder: Path) -> list[str]:
+        return sorted(key.rpartition("/")[2] for key in self.s3.keys(self.prefix(folder)))
+
+    def read_blob(self, folder: Path, namespace: str, sha256: str) -> bytes:
+        data: bytes = self.s3.client().get_object(**self._object(folder, namespace, sha256))["Body"].read()
+        return data
+
+    @contextmanager
+    def locked(self, folder: Path) -> Iterator[None]:
+        name = self._databases[folder]
+        # As a rewrite of the table does; readers wait as well.
+        self.postgres.execute(name, "BEGIN; LOCK TABLE entries, leases IN ACCESS EXCLUSIVE MODE")
+        try:
+            yield
+        finally:
+            self.postgres.execute(name, "ROLLBACK")
+
     def release(self, folder: Path) -> None:
         name = self._databases.pop(folder, None)
         if name is not None:
             self.postgres.give_back(name)
 
     def release_all(self) -> None:
-        """The end of a module."""
         for folder in list(self._databases):
             self.release(folder)
 
@@ -137,5 +172,4 @@ def using(backend: Embedded) -> Iterator[Embedded]:
             os.environ.pop(name, None)
             if value is not None:
                 os.environ[name] = value
-        if isinstance(backend, Production):
-            backend.release_all()
+        backend.release_all()

@@ -109,8 +109,20 @@ class S3:
     @contextmanager
     def refusing(self) -> Iterator[None]:
         """An outage: connections break off, then every request is answered 503."""
+        with self._door_that("return 503;"):
+            yield
+
+    @contextmanager
+    def full(self) -> Iterator[None]:
+        """Everything can be read and nothing written: every PUT and POST is answered 507."""
+        full = "if ($request_method ~ ^(PUT|POST)$) { return 507; } "
+        with self._door_that(full + _PASS.format(s3_port=self._s3_port)):
+            yield
+
+    @contextmanager
+    def _door_that(self, action: str) -> Iterator[None]:
         self._door.stop(signal.SIGKILL)
-        self._door = self._open_door("return 503;")
+        self._door = self._open_door(action)
         try:
             yield
         finally:
