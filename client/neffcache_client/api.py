@@ -1,4 +1,4 @@
-"""The server's HTTP API, one method per call. The only place that knows httpx and its errors.
+"""The server's HTTP API, one method per call. With `answers` the only place that knows httpx and its errors.
 
 Every method raises CacheUnavailable (nothing usable came back: a later try may work) or RequestRefused (the server
 understood and said no). The bearer token goes to the server's own origin and nowhere else.
@@ -6,27 +6,19 @@ understood and said no). The bearer token goes to the server's own origin and no
 
 from __future__ import annotations
 
-import re
 import ssl
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import asdict
+from json import dumps
 from typing import Any, TypeVar
 from urllib.parse import quote, urlencode
 
 import httpx
 
 from neffcache_client import wire
-from neffcache_client.errors import (
-    AnswerLost,
-    LeaseSuperseded,
-    NotAllowed,
-    RequestRefused,
-    ServerBusy,
-    ServerDown,
-    ServerFault,
-    ServerUnreachable,
-)
+from neffcache_client.answers import raise_for, raise_for_store, raise_unless_blob, translated, translated_chunks
+from neffcache_client.errors import ServerFault
 from neffcache_client.explanation import Explanation, JobExplanation
 from neffcache_client.settings import ClientSettings
 
@@ -52,7 +44,7 @@ class CacheClient:
         headers = {"user-agent": "neffcache"}
         if settings.token:
             headers["authorization"] = f"Bearer {settings.token}"
-        with _translated():
+        with translated():
             self._origin = _origin(httpx.URL(settings.url))
             self._http = httpx.Client(
                 headers=headers,
@@ -264,15 +256,15 @@ class CacheClient:
         # Once it has everything, the server hands it to its store before it answers, and that takes time by size.
         answer = STALL_SECONDS + (size / _STORED_BYTES_PER_SECOND if own else 0.0)
         timeout = httpx.Timeout(STALL_SECONDS, connect=CONNECT_SECONDS, read=answer)
-        with _translated():
+        with translated():
             response = (self._http if own else self._bare_client()).put(
                 target, content=content, headers=sent, timeout=timeout
             )
         # 412: `If-None-Match: *` found the same blob there already. The server checks it at publish.
         if own:
-            _raise_for(response)
+            raise_for(response)
         elif response.status_code != 412:
-            _raise_for_store(response)
+            raise_for_store(response)
 
     @contextmanager
     def get(self, url: str) -> Iterator[Iterator[bytes]]:
@@ -284,13 +276,13 @@ class CacheClient:
             try:
                 location = response.headers.get("location", "")
                 if response.status_code not in _REDIRECTS or not location:
-                    _raise_unless_blob(response, own)
-                    yield _translated_chunks(response)
+                    raise_unless_blob(response, own)
+                    yield translated_chunks(response)
                     return
             finally:
                 response.close()
             # Wherever it leads, even to a store under the server's own name: the URL itself is the permission.
-            with _translated():
+            with translated():
                 target, own = target.join(location), False
         raise ServerFault("the cache server redirects a blob in circles")
 
@@ -298,7 +290,7 @@ class CacheClient:
         http = self._http if own else self._bare_client()
         timeout = httpx.Timeout(STALL_SECONDS, connect=CONNECT_SECONDS)
         # A proxy that compresses in passing would change the bytes and their number.
-        with _translated():
+        with translated():
             request = http.build_request("GET", target, headers={"accept-encoding": "identity"}, timeout=timeout)
             return http.send(request, stream=True)
 
@@ -322,7 +314,7 @@ class CacheClient:
 
     def _bare_client(self) -> httpx.Client:
         if self._bare is None:
-            with _translated():
+            with translated():
                 self._bare = httpx.Client(headers={"user-agent": "neffcache"})
         return self._bare
 
@@ -371,11 +363,19 @@ class CacheClient:
     ) -> httpx.Response:
         timeout = httpx.Timeout(seconds, connect=min(CONNECT_SECONDS, seconds))
         told = {"trace": _when_sent(sent)} if sent is not None else None
-        with _translated():
+        given = dict(headers or {})
+        if json is not None:
+            given["content-type"] = "application/json"
+        with translated():
             response = self._http.request(
-                method, self.url + path, json=json, headers=headers, timeout=timeout, extensions=told
+                method,
+                self.url + path,
+                content=None if json is None else _encoded(json),
+                headers=given,
+                timeout=timeout,
+                extensions=told,
             )
-        _raise_for(response)
+        raise_for(response)
         return response
 
 
@@ -387,94 +387,14 @@ def _when_sent(sent: Callable[[], None]) -> Callable[[str, Any], None]:
     return trace
 
 
-@contextmanager
-def _translated() -> Iterator[None]:
-    try:
-        yield
-    except (httpx.RemoteProtocolError, httpx.ReadError, httpx.WriteError) as exc:
-        raise AnswerLost(f"the connection to the cache broke: {_words(exc)}") from exc
-    except httpx.TimeoutException as exc:
-        raise ServerUnreachable(f"the cache did not answer in time ({type(exc).__name__})") from exc
-    except (httpx.HTTPError, httpx.InvalidURL, httpx.StreamError) as exc:
-        fault = ServerDown if _refused(exc) else ServerUnreachable
-        raise fault(f"the cache cannot be reached: {_words(exc)}") from exc
-    except (OSError, UnicodeError) as exc:
-        raise ServerUnreachable(f"the cache cannot be reached: {_words(exc)}") from exc
-    except RuntimeError as exc:
-        # A heartbeat may be about to begin in its thread when the client is closed.
-        if "closed" not in str(exc):
-            raise
-        raise ServerUnreachable("the connection to the cache was closed") from exc
-
-
-def _refused(error: BaseException | None) -> bool:
-    while error is not None and not isinstance(error, ConnectionError):
-        error = error.__cause__ or error.__context__
-    return error is not None
-
-
-def _translated_chunks(response: httpx.Response) -> Iterator[bytes]:
-    # Only reading is translated: an OSError of whoever writes the chunks is not the network's. Chunks as they come:
-    # gathering a MiB of a trickle first would keep its reader from noticing how slow it is.
-    with _translated():
-        yield from response.iter_raw()
-
-
-def _raise_unless_blob(response: httpx.Response, own: bool) -> None:
-    if response.status_code == 200:
-        return
-    with _translated():
-        response.read()
-    if own:
-        _raise_for(response)
-    else:
-        _raise_for_store(response)
-    raise ServerFault(f"a blob was answered with status {response.status_code}")
-
-
-def _raise_for(response: httpx.Response) -> None:
-    """Raise for anything but 2xx."""
-    status = response.status_code
-    if 200 <= status < 300:
-        return
-    problem = _problem(response)
-    where = f"the cache server answered {status}"
-    if status >= 500 or status == 429:
-        fault = ServerBusy if status in (502, 503) else ServerFault
-        raise fault(f"{where}: {problem.detail or problem.title}" if problem else where)
-    if status in (401, 403):
-        detail = problem.detail if problem else "check NEFFCACHE_TOKEN"
-        raise NotAllowed(f"{where}: {detail}", code=problem.code if problem else "not_allowed", status=status)
-    if problem is None:
-        # Not our server: a proxy, a login page, a wrong port.
-        raise ServerFault(f"{where} without saying why: is NEFFCACHE_URL a neffcache server?")
-    kind = LeaseSuperseded if status == 409 else RequestRefused
-    raise kind(problem.detail or problem.title, code=problem.code, status=status)
-
-
-def _raise_for_store(response: httpx.Response) -> None:
-    """The same for answers of the object store, which is no neffcache server and knows no tokens of ours."""
-    if not 200 <= response.status_code < 300:
-        found = re.search(r"<Code>(\w{1,64})</Code>", response.text[:2000])
-        raise ServerFault(
-            f"the object store answered {response.status_code}" + (f" ({found.group(1)})" if found else "")
-        )
-
-
-def _problem(response: httpx.Response) -> wire.Problem | None:
-    try:
-        return wire.from_json(wire.Problem, response.json())
-    except ValueError:
-        return None
-
-
 def _body(request: Any) -> dict[str, Any]:
     return {k: v for k, v in asdict(request).items() if v is not None}
 
 
+def _encoded(document: Any) -> bytes:
+    # Names and options come from the environment, where bytes of any encoding occur: what is no Unicode is lost.
+    return dumps(document, ensure_ascii=False, separators=(",", ":")).encode("utf-8", "replace")
+
+
 def _origin(url: httpx.URL) -> tuple[str, str, int | None]:
     return url.scheme, url.host, url.port or {"http": 80, "https": 443}.get(url.scheme)
-
-
-def _words(exc: BaseException) -> str:
-    return str(exc) or type(exc).__name__

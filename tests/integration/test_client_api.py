@@ -58,3 +58,12 @@ def test_an_artifact_that_is_not_the_servers_own_is_not_reported_to_it(server: S
     with client(server.url) as one, pytest.raises(CacheUnavailable):
         one.report_damage(SHA, url="http://elsewhere/blob")
     assert server.seen == []
+
+
+def test_a_name_that_is_no_unicode_does_not_cut_a_host_off(tmp_path: Path, server: ScriptedServer) -> None:
+    """Bytes of a job's name in another encoding: neither its request nor its host's breaker may fail over them."""
+    server.script("acquire", leased(), leased())
+    node = Node(tmp_path, server.url, NEFFCACHE_JOB="caf\udce9")
+    assert node.obtain().verdict == "compiled"
+    assert server.calls("acquire")[0].json["holder"]["job"] == "caf?"
+    assert node.warnings() == []
