@@ -22,7 +22,7 @@ from neffcache_client.identity import host_name
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from collections.abc import Mapping
+    from collections.abc import Iterable, Mapping
     from typing import Any
 
 CHUNK = 1 << 20
@@ -120,6 +120,7 @@ class LocalTier:
             if temp is not None:
                 remove_quietly(temp)
             raise LocalTierError(f"the local folder {self.tier_dir} cannot take a NEFF: {describe(exc)}") from exc
+        self._sweep_temp()
         if self.max_bytes is not None:
             self.evict(keep=key)
 
@@ -146,7 +147,6 @@ class LocalTier:
 
     def evict(self, keep: str | None = None) -> int:
         """Remove least recently used artifacts until the bound holds; returns how many went. Never raises OSError."""
-        self._sweep_temp()
         if self.max_bytes is None:
             return 0
         found = [(mtime, size, key) for key, size, mtime in self.usage()]
@@ -193,16 +193,8 @@ class LocalTier:
         return artifact, fd
 
     def _sweep_temp(self) -> None:
-        """Remove what killed processes left behind. A live transfer writes all the time, so an hour is long."""
         folder = os.path.join(self.tier_dir, "tmp")
-        horizon = time.time() - _STALE_TEMP_SECONDS
-        for name in _listdir(folder):
-            path = os.path.join(folder, name)
-            try:
-                if os.stat(path).st_mtime < horizon:
-                    os.unlink(path)
-            except OSError:
-                continue
+        remove_stale(os.path.join(folder, name) for name in _listdir(folder))
 
 
 def unique(stem: str) -> str:
@@ -242,6 +234,18 @@ def remove_quietly(path: str) -> None:
         os.unlink(path)
     except OSError:
         return
+
+
+def remove_stale(paths: Iterable[str]) -> None:
+    """Remove those that killed processes left half-written. A live one writes all the time, so an hour is long."""
+    horizon = time.time() - _STALE_TEMP_SECONDS
+    for path in paths:
+        try:
+            # Not the time of the bytes: a fresh link to an old artifact is as old as that.
+            if os.stat(path).st_ctime < horizon:
+                os.unlink(path)
+        except OSError:
+            continue
 
 
 def describe(exc: OSError) -> str:

@@ -17,7 +17,7 @@ from typing import Any
 
 from neffcache_client import wire
 from neffcache_client.errors import LocalTierError
-from neffcache_client.local_tier import describe, remove_quietly, unique
+from neffcache_client.local_tier import describe, remove_quietly, remove_stale, unique
 from neffcache_client.neff import NeffInfo, check_neff
 
 
@@ -78,7 +78,8 @@ class Spool:
             raise LocalTierError(f"the spool {self.folder} cannot take a NEFF: {describe(exc)}") from exc
 
     def pending(self) -> list[SpoolEntry]:
-        """Entries that wait, oldest first. Unreadable ones are left out."""
+        """Entries that wait, oldest first. Unreadable ones are left out, what killed processes left is removed."""
+        remove_stale(self._halves())
         found = [entry for name in self._names() if (entry := self._read(os.path.join(self.folder, name)))]
         return sorted(found, key=lambda e: e.spooled_at)
 
@@ -102,9 +103,18 @@ class Spool:
         found = [self._read(os.path.join(self.folder, name)) for name in self._names() if name.startswith(key)]
         return [entry.namespace for entry in found if entry is not None and os.path.exists(entry.neff)]
 
+    def _halves(self) -> list[str]:
+        """Files of entries that are not whole."""
+        whole = {name.removesuffix(".json") for name in self._names()}
+        names = (n for n in self._listing() if n.endswith((".neff", ".json.tmp")))
+        return [os.path.join(self.folder, n) for n in names if n.removesuffix(".neff") not in whole]
+
     def _names(self) -> list[str]:
+        return [n for n in self._listing() if n.endswith(".json")]
+
+    def _listing(self) -> list[str]:
         try:
-            return [n for n in os.listdir(self.folder) if n.endswith(".json")]
+            return os.listdir(self.folder)
         except OSError:
             return []
 

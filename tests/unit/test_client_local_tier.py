@@ -8,6 +8,7 @@ import os
 import subprocess
 import sys
 import threading
+import time
 from pathlib import Path
 
 import pytest
@@ -221,3 +222,19 @@ def test_a_rank_that_only_waits_for_its_host_never_imports_the_http_client() -> 
     """64 ranks of a host would burn seconds of CPU before anybody has compiled anything."""
     code = "import sys, neffcache_client.node_cache; assert not {'httpx', 'ssl', 'subprocess'} & set(sys.modules)"
     subprocess.run([sys.executable, "-c", code], check=True)
+
+
+@pytest.mark.parametrize("bound", [None, 1 << 30])
+def test_what_killed_processes_left_half_written_goes(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, bound: int | None
+) -> None:
+    """With and without a bound on the folder: a NEFF may have gigabytes, and jobs are killed every day."""
+    tier = LocalTier(str(tmp_path / "tier"), bound)
+    left = Path(tier.temp_path("left"))
+    left.write_bytes(b"half")
+    stored(tier, make_neff(), tmp_path)
+    assert left.exists(), "somebody may be writing it"
+    later = time.time() + 7200
+    monkeypatch.setattr(time, "time", lambda: later)
+    stored(tier, make_neff(), tmp_path, "cd" * 32)
+    assert not left.exists()

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import os
+import time
 from pathlib import Path
 
 import pytest
@@ -95,3 +97,22 @@ def test_a_folder_that_cannot_be_written_is_said_so(tmp_path: Path, neff: Path) 
     (tmp_path / "tier").write_text("a file")
     with pytest.raises(LocalTierError, match="spool"):
         Spool(str(tmp_path / "tier")).add(SpoolEntry(key=KEY), str(neff), link=False)
+
+
+def test_what_killed_processes_left_half_spooled_goes(
+    tmp_path: Path, neff: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    os.utime(neff, (0, 0))
+    spool = Spool(str(tmp_path / "tier"))
+    spool.add(SpoolEntry(key=KEY), str(neff), link=True)
+    folder = tmp_path / "tier" / "spool"
+    left = [folder / "x.host.1.neff", folder / "x.host.1.json.tmp"]
+    left[0].hardlink_to(neff)
+    left[1].write_bytes(b"half")
+    spool.pending()
+    assert all(path.exists() for path in left), "somebody may be writing them, old as the artifact may be"
+    later = time.time() + 7200
+    monkeypatch.setattr(time, "time", lambda: later)
+    (entry,) = spool.pending()
+    assert not any(path.exists() for path in left)
+    spool.check(entry)
