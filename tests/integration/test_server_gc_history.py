@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import asyncio
 import json
+import sqlite3
 import time
 from collections.abc import Callable, Coroutine
+from contextlib import closing
 from pathlib import Path
 from typing import Any
 
@@ -21,7 +23,7 @@ from neffcache_server.gc.repository import GcRepository
 from neffcache_server.leases.repository import LeaseRepository
 from neffcache_server.problems import KeyUnknown
 from neffcache_server.state import State
-from sqlalchemy import delete, insert, select, update
+from sqlalchemy import delete, event, insert, select, update
 from support import backends
 from support.cache_state import StoppedClock, acquire, lease_id, neff, opened_state, request, rows, upload
 
@@ -415,6 +417,30 @@ def test_forgetting_many_keys_holds_up_no_hit(tmp_path: Path) -> None:
         # 200 go at a time: had one transaction held everybody up, few hits would have got through.
         assert hits > number // 200
         assert slowest < 2.0
+
+    on_cache(tmp_path, check)
+
+
+def test_each_few_keys_cost_the_same_however_many_are_due(tmp_path: Path) -> None:
+    """Judged by SQLite's plans; PostgreSQL makes its own from statistics, and a table of a test has none."""
+
+    async def check(state: State, clock: StoppedClock) -> None:
+        if backends.current().shared:
+            return
+        await ask(state)
+        clock.value += HISTORY + 1
+        seen: list[str] = []
+        engine = state.database._writer.sync_engine
+        event.listen(engine, "before_cursor_execute", lambda c, cur, text, p, ctx, many: seen.append(text))
+        assert (await collect(state)).keys == 1
+        judging = [text for text in seen if "coalesce(entries.asked_at" in text]
+        assert [text.split()[0] for text in judging] == ["SELECT", "DELETE"]
+        with closing(sqlite3.connect(tmp_path / "neffcache.sqlite3")) as connection:
+            for text in judging:
+                plan = connection.execute(f"EXPLAIN QUERY PLAN {text}", [None] * text.count("?")).fetchall()
+                steps = [step for *_, step in plan]
+                assert "(namespace=? AND key=?)" in steps[0], steps
+                assert not [step for step in steps if step.startswith("SCAN")], steps
 
     on_cache(tmp_path, check)
 
