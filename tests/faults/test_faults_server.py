@@ -58,6 +58,7 @@ STEPS = [
     ("storage.folder:FolderStore.put", "before", "uploaded, not stored", FOLDER),
     ("storage.folder:FolderStore.put", "after", "stored, no row", FOLDER),
     ("blobs.service:BlobService.receive", "after", "row committed, not answered", FOLDER),
+    ("leases.publish:PublishService.publish", "before", "publish asked for", FOLDER),
     ("kit.hub:LocalHub.announce", "before", "committed, nobody told", FOLDER),
     # By presigned URL into a bucket
     ("blobs.presigned:PresignedUploads.issue", "before", "before the ticket is made", S3),
@@ -67,7 +68,6 @@ STEPS = [
     ("kit.notify_hub:NotifyHub.announce", "before", "committed, no replica told", S3),
     # Both
     ("blobs.repository:BlobRepository.put", "after", "row not committed", ()),
-    ("leases.publish:PublishService.publish", "before", "publish asked for", ()),
     ("leases.repository:LeaseRepository.end", "after", "lease ended, no artifact", ()),
     ("leases.repository:LeaseRepository.put_artifact", "after", "artifact, not committed", ()),
     ("leases.publish:PublishService.publish", "after", "told, not answered", ()),
