@@ -44,6 +44,9 @@ def run(args: argparse.Namespace) -> int:
     sys.stdout.flush()
     try:
         os.execvpe(command[0], command, environ)
+    except ValueError as exc:
+        _say(f"{command[0]!r} is no program: {exc}")
+        return NOT_FOUND
     except OSError as exc:
         _say(f"{command[0]}: {exc.strerror}")
         return NOT_FOUND if isinstance(exc, FileNotFoundError) else CANNOT_EXECUTE

@@ -58,12 +58,13 @@ def run_serve(args: argparse.Namespace) -> int:
 def run_db(args: argparse.Namespace) -> int:
     """Upgrade or check the database. Returns the exit code."""
     from neffcache_server.database.migrate import is_current, upgrade
+    from neffcache_server.settings import make_data_dir
 
     def act(settings: ServerSettings) -> int:
         url = settings.effective_database_url
         if args.action == "upgrade":
             if settings.embedded:
-                settings.data_dir.mkdir(parents=True, exist_ok=True)
+                make_data_dir(settings.data_dir)
             print(f"database is at revision {upgrade(url)}")  # noqa: T201  # the command's output
             return 0
         current = is_current(url)

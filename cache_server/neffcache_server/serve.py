@@ -15,7 +15,7 @@ from neffcache_server.auth.exposure import check_access
 from neffcache_server.database.migrate import ensure_schema
 from neffcache_server.problems import SetupError, StorageUnavailable
 from neffcache_server.process import serve_process
-from neffcache_server.settings import ServerSettings
+from neffcache_server.settings import ServerSettings, make_data_dir
 from neffcache_server.storage.base import StorageMisconfigured
 from neffcache_server.storage.open import open_store
 from neffcache_server.workers import Run, Workers
@@ -29,6 +29,8 @@ def serve(settings: ServerSettings, *, port_file: Path | None = None) -> int:
             f"--workers {workers}: one process is all that can share the embedded database and wake each other's "
             "waiters; start it with --workers 1, or give it PostgreSQL (--database-url)"
         )
+    if port_file is not None and not os.access(port_file.parent, os.W_OK | os.X_OK):
+        raise SetupError(f"--port-file {port_file}: {port_file.parent} is no folder that can be written to")
     with _data_dir(settings):
         ensure_schema(settings)
         check_access(settings)
@@ -91,8 +93,8 @@ def _data_dir(settings: ServerSettings) -> Iterator[None]:
     if not settings.embedded:
         yield
         return
+    make_data_dir(settings.data_dir)
     try:
-        settings.data_dir.mkdir(parents=True, exist_ok=True)
         descriptor = os.open(settings.data_dir / "server.lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o644)
     except OSError as exc:
         raise SetupError(f"the data folder {settings.data_dir} cannot be used: {exc.strerror}") from exc

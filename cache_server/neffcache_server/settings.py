@@ -270,6 +270,14 @@ class ServerSettings(BaseSettings):
         return self.effective_database_url.startswith("sqlite")
 
 
+def make_data_dir(folder: Path) -> None:
+    """Make the data folder if need be. Raises SetupError."""
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+    except OSError as exc:
+        raise SetupError(f"the data folder {folder} cannot be used: {exc.strerror}") from exc
+
+
 def unknown_variables(environ: Mapping[str, str]) -> list[str]:
     """Sentences about names that start with the prefix and mean nothing."""
     known = {PREFIX + name.upper() for name in ServerSettings.model_fields}

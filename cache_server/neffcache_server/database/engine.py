@@ -142,6 +142,9 @@ def async_url(url: str) -> URL:
     driver = {"sqlite": "sqlite+aiosqlite", "postgresql": "postgresql+asyncpg"}.get(parsed.get_backend_name())
     if driver is None:
         raise ValueError(f"unsupported database {parsed.get_backend_name()!r}: use sqlite:///… or postgresql://…")
+    if parsed.get_backend_name() == "sqlite" and parsed.database in (None, "", ":memory:"):
+        # Each connection would have a database of its own.
+        raise ValueError("SQLite needs a file: sqlite:////an/absolute/path")
     return parsed.set(drivername=driver)
 
 

@@ -7,7 +7,7 @@ import logging
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from sqlalchemy import Connection, text
+from sqlalchemy import Connection, make_url, text
 from sqlalchemy.exc import SQLAlchemyError
 from sqlalchemy.ext.asyncio import create_async_engine
 
@@ -74,13 +74,18 @@ async def _with_connection(url: str, act: Any) -> Any:
         engine = create_async_engine(async_url(url), hide_parameters=True)
     except (SQLAlchemyError, ValueError) as exc:
         raise SetupError(f"the database URL cannot be used: {exc}") from exc
+    path = engine.url.database or ""
+    if engine.dialect.name == "sqlite" and not Path(path).absolute().parent.is_dir():
+        # Found out by connecting, the driver's thread would complain to a loop that is closed by then.
+        raise SetupError(f"the database {path} cannot be used: its folder does not exist")
     try:
         async with engine.begin() as connection:
             return await connection.run_sync(act)
     except Exception as exc:
         if not isinstance(exc, faults):
             raise
-        raise SetupError(f"the database cannot be used: {_reason(exc)}") from exc
+        shown = make_url(url).render_as_string(hide_password=True)
+        raise SetupError(f"the database {shown} cannot be used: {_reason(exc)}") from exc
     finally:
         await engine.dispose()
 

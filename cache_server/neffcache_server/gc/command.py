@@ -13,6 +13,7 @@ from neffcache_client.cli.output import say, say_json, size
 from neffcache_client.cli.token import duration
 from neffcache_client.errors import SettingsError
 from neffcache_client.settings import parse_bytes
+from neffcache_client.wire import check_namespace
 
 if TYPE_CHECKING:
     from neffcache_server.gc.policy import Policy, Removed, Report
@@ -35,7 +36,7 @@ def register(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) ->
         "servers run; they do the same by themselves. Bytes are deleted a grace after their last entry.",
     )
     parser.add_argument("--dry-run", action="store_true", help="only say what would go")
-    parser.add_argument("--namespace", metavar="NAME", help="only entries of this namespace")
+    parser.add_argument("--namespace", type=_namespace, metavar="NAME", help="only entries of this namespace")
     parser.add_argument("--max-bytes", type=_bytes, metavar="50G", help="per namespace; least recently used go first")
     parser.add_argument("--unused", type=duration, metavar="30d", help="without a hit for this long")
     parser.add_argument("--older", type=duration, metavar="90d", help="published before that")
@@ -138,6 +139,13 @@ def _print(report: Report) -> None:
 
 def _size(removed: Removed) -> str:
     return size(removed.bytes)
+
+
+def _namespace(text: str) -> str:
+    try:
+        return check_namespace(text)
+    except ValueError as exc:
+        raise argparse.ArgumentTypeError(str(exc)) from None
 
 
 def _bytes(text: str) -> int:

@@ -48,7 +48,7 @@ async def show_job(
     async with state.database.read() as db:
         job = await state.history.job(db, namespace, name)
         if job is None:
-            raise JobUnknown
+            raise JobUnknown("No request of that job was seen in this namespace, or it is long ago.")
         return JobShow(job=job, ranks=await state.history.ranks(db, namespace, name, limit))
 
 

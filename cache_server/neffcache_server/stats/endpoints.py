@@ -34,7 +34,7 @@ async def stats(
                 raise InvalidRequest("job: say which namespace it belongs to")
             found = await state.history.job(db, namespace, job)
             if found is None:
-                raise JobUnknown
+                raise JobUnknown("No request of that job was seen in this namespace, or it is long ago.")
             return await state.stats.of_job(db, namespace, found)
         if since_seconds is not None:
             now = await state.history.now(db)

@@ -13,7 +13,7 @@ from neffcache_server.storage.base import BlobStore
 def open_store(settings: ServerSettings) -> BlobStore:
     """The store that the settings name. Raises SetupError for one that cannot be used."""
     url = urlsplit(settings.effective_storage_url)
-    if url.scheme == "file" and not url.netloc and url.path:
+    if url.scheme == "file" and not url.netloc and url.path.startswith("/"):
         from neffcache_server.storage.folder import FolderStore
 
         return FolderStore(Path(unquote(url.path)))

@@ -9,7 +9,7 @@ from dataclasses import asdict
 
 from neffcache_client.api import CacheClient
 from neffcache_client.cli.output import instant, pairs, say, say_json, seconds, size, table
-from neffcache_client.cli.session import check_key, server, the_one
+from neffcache_client.cli.session import check_key, positive, server, the_one
 from neffcache_client.cli.token import duration
 from neffcache_client.errors import SettingsError
 from neffcache_client.wire import Entry
@@ -26,7 +26,7 @@ def register(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) ->
     )
     actions = parser.add_subparsers(dest="action", required=True, metavar="ls|show|rm|pin|unpin|quarantine")
     ls = actions.add_parser("ls", help="newest first")
-    ls.add_argument("--limit", type=_positive, default=50, metavar="N", help="at most N (default: %(default)s)")
+    ls.add_argument("--limit", type=positive, default=50, metavar="N", help="at most N (default: %(default)s)")
     show = actions.add_parser("show", help="one entry, with what its key was made of")
     rm = actions.add_parser("rm", help="remove an entry; the next rank that needs it compiles")
     pin = actions.add_parser("pin", help="keep an entry from garbage collection")
@@ -176,10 +176,3 @@ def _row(e: Entry) -> tuple[str, ...]:
 
 def _value(value: object) -> str:
     return value if isinstance(value, str) else json.dumps(value, sort_keys=True)
-
-
-def _positive(text: str) -> int:
-    value = int(text)
-    if value < 1:
-        raise ValueError(text)
-    return value

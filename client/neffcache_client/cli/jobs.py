@@ -6,7 +6,7 @@ import argparse
 from dataclasses import asdict
 
 from neffcache_client.cli.output import instant, pairs, say, say_json, seconds, show_table, size
-from neffcache_client.cli.session import server
+from neffcache_client.cli.session import positive, server
 from neffcache_client.wire import JobRow
 
 _COMPILES = ("compiled", "fallback", "uncacheable")
@@ -21,7 +21,7 @@ def register(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) ->
         description="Jobs of the namespace, latest first; with NAME that job and its ranks, slowest first.",
     )
     parser.add_argument("name", metavar="NAME", nargs="?", help="a job's full name")
-    parser.add_argument("--limit", type=int, default=20, help="how many to show (default %(default)s)")
+    parser.add_argument("--limit", type=positive, default=20, help="how many to show (default %(default)s)")
     parser.add_argument("--json", action="store_true", help="for machines")
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import argparse
 from collections.abc import Iterator
 from contextlib import contextmanager
 
@@ -25,6 +26,13 @@ def server() -> Iterator[CacheClient]:
     """A client of the server that NEFFCACHE_URL names."""
     with CacheClient(server_settings()) as client:
         yield client
+
+
+def positive(text: str) -> int:
+    """A number for argparse: how many to show."""
+    if not (text.isascii() and text.isdigit() and len(text) < 10 and int(text)):
+        raise argparse.ArgumentTypeError(f"{text[:40]!r} is no number of at least 1")
+    return int(text)
 
 
 def check_key(text: str) -> str:

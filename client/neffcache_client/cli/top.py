@@ -23,9 +23,19 @@ def register(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) ->
         help="who compiles and who waits, now",
         description="Compiles under way in the namespace, renewed until Ctrl-C; once where stdout is no terminal.",
     )
-    parser.add_argument("--interval", type=float, default=2.0, metavar="S", help="seconds between looks")
+    parser.add_argument("--interval", type=_seconds, default=2.0, metavar="S", help="seconds between looks")
     parser.add_argument("--once", action="store_true", help="one look")
     parser.add_argument("--json", action="store_true", help="one look, for machines")
+
+
+def _seconds(text: str) -> float:
+    try:
+        value = float(text)
+    except ValueError:
+        value = -1.0
+    if not 0 <= value < 1e6:
+        raise argparse.ArgumentTypeError(f"{text[:40]!r} is no number of seconds")
+    return value
 
 
 def run(args: argparse.Namespace) -> int:
