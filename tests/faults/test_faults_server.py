@@ -61,7 +61,6 @@ STEPS = [
     ("leases.publish:PublishService.publish", "before", "publish asked for", FOLDER),
     ("kit.hub:LocalHub.announce", "before", "committed, nobody told", FOLDER),
     # By presigned URL into a bucket
-    ("blobs.presigned:PresignedUploads.issue", "before", "before the ticket is made", S3),
     ("blobs.presigned:PresignedUploads.issue", "after", "ticket committed, not answered", S3),
     ("blobs.presigned:PresignedUploads.accept", "before", "object stored, not looked at", S3),
     ("blobs.presigned:PresignedUploads.accept", "after", "row committed, lease goes on", S3),
