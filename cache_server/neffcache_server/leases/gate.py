@@ -97,6 +97,10 @@ class Gate:
                 # The waiters are not told: their clients would only ask again at once. The net tries on.
                 _log.warning("cannot look at a key that is waited for; trying again in %g s", pause)
                 continue
+            except Exception:
+                # Without this task nobody would wake the waiters any more.
+                _log.exception("cannot look at a key that is waited for; trying again in %g s", pause)
+                continue
             if state.settled and state.live is not None:
                 # A little late rather than early: an early look sees the lease still alive and goes round again.
                 pause = min(self._poll, state.live.expires_at - state.now + 0.01)
