@@ -8,6 +8,7 @@ import sys
 from typing import TYPE_CHECKING
 
 from neffcache_client.errors import SettingsError
+from neffcache_client.settings import flag
 
 if TYPE_CHECKING:
     from neffcache_hook.launcher.activate import Activation
@@ -37,7 +38,7 @@ def run(args: argparse.Namespace) -> int:
     environ = dict(os.environ)
     problem = _problem(environ)
     if problem:
-        if environ.get("NEFFCACHE_STRICT", "").strip().lower() in ("1", "true", "yes", "on"):
+        if flag(environ, "NEFFCACHE_STRICT"):
             _say(f"{problem} (NEFFCACHE_STRICT=1, so nothing was run)")
             return 1
         _say(f"{problem}; running without the cache")

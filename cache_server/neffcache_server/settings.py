@@ -29,7 +29,9 @@ class ServerSettings(BaseSettings):
 
     model_config = SettingsConfigDict(env_prefix=PREFIX, env_ignore_empty=True, extra="forbid", frozen=True)
 
-    host: str = Field("127.0.0.1", description="Address to listen on. Anybody who reaches it can use the cache.")
+    host: str = Field(
+        "127.0.0.1", description="Address to listen on. Beyond loopback callers need a token, see ALLOW_ANONYMOUS."
+    )
     port: int = Field(8765, ge=0, le=65535, description="Port to listen on; 0 takes a free one.")
     data_dir: Path = Field(
         default_factory=_default_data_dir,

@@ -59,7 +59,8 @@ def parse_bytes(text: str, name: str) -> int:
     return value
 
 
-def _flag(env: Mapping[str, str], name: str) -> bool:
+def flag(env: Mapping[str, str], name: str) -> bool:
+    """True when a variable is switched on."""
     return env.get(name, "").strip().lower() in _TRUE
 
 
@@ -158,8 +159,8 @@ class ClientSettings:
             raise SettingsError(f"NEFFCACHE_MODE={s.mode!r}: must be one of {', '.join(MODES)}")
         s.job = env.get("NEFFCACHE_JOB") or next((env[n] for n in _JOB_VARIABLES if env.get(n)), None)
         s.rank = _number(next((env[n] for n in _RANK_VARIABLES if env.get(n)), ""))
-        s.strict = _flag(env, "NEFFCACHE_STRICT")
-        s.retry_failed = _flag(env, "NEFFCACHE_RETRY_FAILED")
+        s.strict = flag(env, "NEFFCACHE_STRICT")
+        s.retry_failed = flag(env, "NEFFCACHE_RETRY_FAILED")
         s.log = env.get("NEFFCACHE_LOG") or None
         limit = env.get("NEFFCACHE_LOCAL_MAX_BYTES")
         s.local_max_bytes = parse_bytes(limit, "NEFFCACHE_LOCAL_MAX_BYTES") if limit else None
@@ -190,4 +191,4 @@ class ClientSettings:
 def vendor_cache_disabled(env: Mapping[str, str] | None = None) -> bool:
     """True when the user switched the vendor's NEFF cache off, in either spelling."""
     env = os.environ if env is None else env
-    return _flag(env, "TORCH_NEURONX_NEFF_DISABLE_CACHE") or _flag(env, "TORCH_NEURONX_DISABLE_NEFF_CACHE")
+    return flag(env, "TORCH_NEURONX_NEFF_DISABLE_CACHE") or flag(env, "TORCH_NEURONX_DISABLE_NEFF_CACHE")

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING
 
 from neffcache_client.bounded import TimeIsUp, bounded
 from neffcache_client.errors import Aborted, CacheUnavailable, DigestMismatch, NeffInvalid, RequestRefused
+from neffcache_client.local_tier import remove_quietly
 from neffcache_client.neff import NeffChecker, NeffInfo
 from neffcache_client.wire import LEASE_HEADER, Artifact, UploadRequest
 
@@ -67,7 +68,7 @@ def download(client: CacheClient, artifact: Artifact, path: str, *, abort: threa
                     pace.check(checker.size)
             _check(checker, artifact)
     except BaseException:
-        _remove(path)
+        remove_quietly(path)
         raise
 
 
@@ -98,7 +99,7 @@ def fetch(
             log(f"a download failed: {exc}")
         except Aborted:
             # The thread that downloads may sit in a read for a while yet.
-            _remove(path)
+            remove_quietly(path)
             raise
         else:
             return None, damaged
@@ -138,10 +139,3 @@ def _check(checker: NeffChecker, artifact: Artifact) -> None:
 def _chunks(fd: int) -> Iterator[bytes]:
     while chunk := os.read(fd, CHUNK):
         yield chunk
-
-
-def _remove(path: str) -> None:
-    try:
-        os.unlink(path)
-    except OSError:
-        return

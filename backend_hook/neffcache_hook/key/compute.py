@@ -85,12 +85,6 @@ def key_of(factors: dict[str, Any]) -> str:
     return hashlib.sha256(b"neffcache key\n" + encoded.encode("ascii")).hexdigest()
 
 
-def describe_ir(index_dir: str, raw_digest: str) -> dict[str, Any] | None:
-    """What the index knows of a graph beside its digest: `kind` and `ops`, how often each op occurs."""
-    found = _index(index_dir).get(raw_digest)
-    return {"kind": found["kind"], "ops": found["ops"]} if found else None
-
-
 def _check(cmd: CompileCommand, environ: Mapping[str, str]) -> None:
     if cmd.problem:
         raise _Uncacheable(cmd.problem)

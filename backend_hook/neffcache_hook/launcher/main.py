@@ -16,7 +16,7 @@ import sys
 import time
 
 from neffcache_client.errors import SettingsError
-from neffcache_client.settings import ClientSettings, vendor_cache_disabled
+from neffcache_client.settings import ClientSettings, flag, vendor_cache_disabled
 
 from neffcache_hook.launcher import find
 from neffcache_hook.launcher.log import Log, complain
@@ -138,10 +138,10 @@ def main(argv: list[str], site_dirs: list[str]) -> NoReturn:
         job.settings = ClientSettings.from_env(environ)
         job.log = Log(job.settings.tier_dir, job.settings.log)
     except SettingsError as exc:
-        _without_cache(job, str(exc), strict=_strict(environ))
+        _without_cache(job, str(exc), strict=flag(environ, "NEFFCACHE_STRICT"))
     except Exception as exc:
         # There is no log yet, and a traceback would end the compile.
-        _without_cache(job, f"a fault in neffcache: {exc!r}", strict=_strict(environ))
+        _without_cache(job, f"a fault in neffcache: {exc!r}", strict=flag(environ, "NEFFCACHE_STRICT"))
     if not job.settings.active or vendor_cache_disabled(environ):
         find.become(compiler, argv, environ)
     try:
@@ -274,10 +274,6 @@ def _without_cache(job: Job, why: str, *, strict: bool, quiet: bool = False) -> 
     if not quiet:
         complain(f"{why}; compiling without the cache")
     find.become(job.compiler, job.arguments, job.environ)
-
-
-def _strict(environ: Mapping[str, str]) -> bool:
-    return environ.get("NEFFCACHE_STRICT", "").strip().lower() in ("1", "true", "yes", "on")
 
 
 def _exit_on_signals() -> None:

@@ -12,6 +12,7 @@ from neffcache_server.auth.principal import EVERYTHING, Principal
 from neffcache_server.auth.repository import TokenRepository, TokenRow
 from neffcache_server.auth.secrets import PREFIX, digest_of, read_session, session_holds, sign_session
 from neffcache_server.database.engine import Database
+from neffcache_server.kit.tasks import retrieve
 from neffcache_server.problems import TokenRequired, TooManyRequests
 from neffcache_server.settings import ServerSettings
 
@@ -118,7 +119,7 @@ class Authenticator:
         task = self._asked.get(name)
         if task is None:
             task = self._asked[name] = asyncio.create_task(self._remember(name, read))
-            task.add_done_callback(_retrieve)
+            task.add_done_callback(retrieve)
         return await asyncio.shield(task)
 
     async def _remember(self, name: str, read: Callable[[], Awaitable[TokenRow | None]]) -> TokenRow | None:
@@ -137,8 +138,3 @@ class Authenticator:
     async def _read(self, *, digest: str | None = None, id: str | None = None) -> TokenRow | None:
         async with self._db.read() as db:
             return await self._repo.find(db, digest=digest, id=id)
-
-
-def _retrieve(task: asyncio.Task[TokenRow | None]) -> None:
-    if not task.cancelled():
-        task.exception()

@@ -37,8 +37,3 @@ class Principal:
         where = "every namespace" if self.namespace == EVERYTHING else f"namespace {self.namespace}"
         text = f"{self.role} in {where}"
         return f"{text}, read in namespace {self.trusted}" if self.trusted is not None else text
-
-
-def grants(principal: Principal, role: Role, namespace: str) -> bool:
-    """True when `principal` may hand out `role` in `namespace`: only administrators, and no more than they have."""
-    return principal.may("admin", namespace) and principal.may(role, namespace)

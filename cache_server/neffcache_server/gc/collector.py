@@ -22,6 +22,7 @@ from neffcache_server.database.engine import Database
 from neffcache_server.database.models import entries
 from neffcache_server.gc.policy import Policy, Report
 from neffcache_server.gc.repository import GcRepository
+from neffcache_server.kit.tasks import retrieve
 from neffcache_server.problems import StorageUnavailable
 from neffcache_server.storage.base import BlobStore, StoredObject
 
@@ -219,7 +220,7 @@ class Collector:
         # belongs to rows that stay marked.
         done, late = await asyncio.wait(tasks, timeout=_DELETE_SECONDS)
         for task in late:
-            task.add_done_callback(_retrieve)
+            task.add_done_callback(retrieve)
         if faults := [task.exception() for task in done if task.exception() is not None]:
             raise faults[0]  # type: ignore[misc]  # mypy does not see the condition
         if late:
@@ -258,11 +259,6 @@ class Collector:
         sizes = await to_thread.run_sync(_sweep_staging, self._store, self.report.dry_run)
         for size in sizes:
             self.report.abandoned.add(size)
-
-
-def _retrieve(task: asyncio.Future[None]) -> None:
-    if not task.cancelled():
-        task.exception()
 
 
 def _enough(rows: list[Any], excess: int) -> tuple[list[Any], int]:

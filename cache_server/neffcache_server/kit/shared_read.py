@@ -6,6 +6,8 @@ import asyncio
 from collections.abc import Awaitable, Callable
 from typing import Generic, TypeVar
 
+from neffcache_server.kit.tasks import retrieve
+
 T = TypeVar("T")
 
 
@@ -25,7 +27,7 @@ class SharedRead(Generic[T]):
         """The value, read after this call began. Raises what the read raises."""
         if self._next is None:
             self._next = asyncio.create_task(self._run())
-            self._next.add_done_callback(_retrieve)
+            self._next.add_done_callback(retrieve)
         # A caller that is cancelled must not take the read away from the others.
         return await asyncio.shield(self._next)
 
@@ -38,8 +40,3 @@ class SharedRead(Generic[T]):
         async with self._one_at_a_time:
             self._next = None
             return await self._read()
-
-
-def _retrieve(task: asyncio.Task[T]) -> None:
-    if not task.cancelled():
-        task.exception()

@@ -8,7 +8,7 @@ from typing import Any
 from neffcache_client.wire import AcquireRequest, Artifact, Failure, HeartbeatRequest, Holder, PublishRequest
 from sqlalchemy import ColumnElement, Row, case, delete, exists, func, insert, select, text, update
 
-from neffcache_server.database.dialect import upsert
+from neffcache_server.database.dialect import larger, upsert
 from neffcache_server.database.engine import Database, ReadConnection, WriteConnection
 from neffcache_server.database.models import blobs, differences, entries, failures, leases, tickets, uploads
 from neffcache_server.kit.storable import storable
@@ -199,7 +199,7 @@ class LeaseRepository:
         result = await db.execute(
             update(leases)
             .where(leases.c.epoch == epoch, leases.c.status == "live")
-            .values(expires_at=_later(leases.c.expires_at, until))
+            .values(expires_at=larger(leases.c.expires_at, until))
         )
         return result.rowcount == 1
 
@@ -336,11 +336,6 @@ class LeaseRepository:
         for table in (uploads, tickets):
             await db.execute(delete(table).where(table.c.epoch.in_(select(leases.c.epoch).where(old))))
         return (await db.execute(delete(leases).where(old))).rowcount
-
-
-def _later(a: ColumnElement[float], b: ColumnElement[float]) -> ColumnElement[float]:
-    # SQLite's two-argument max() is PostgreSQL's greatest().
-    return case((a > b, a), else_=b)
 
 
 def _joined_lease(row: Any, namespace: str, key: str) -> Lease:

@@ -7,7 +7,7 @@ from typing import Any
 
 from sqlalchemy import Table, and_, case, delete, func, insert, select, update
 
-from neffcache_server.database.dialect import upsert
+from neffcache_server.database.dialect import larger, upsert
 from neffcache_server.database.engine import Database, WriteConnection
 from neffcache_server.database.models import (
     COUNT_COLUMNS,
@@ -103,8 +103,8 @@ async def count_ranks(db: WriteConnection, touched: Iterable[tuple[str, str]]) -
             update(jobs)
             .where(jobs.c.namespace == namespace, jobs.c.job == job)
             .values(
-                ranks=_larger(jobs.c.ranks, select(func.count()).where(this).scalar_subquery()),
-                hosts=_larger(
+                ranks=larger(jobs.c.ranks, select(func.count()).where(this).scalar_subquery()),
+                hosts=larger(
                     jobs.c.hosts, select(func.count(job_ranks.c.host.distinct())).where(this).scalar_subquery()
                 ),
             )
@@ -119,12 +119,8 @@ def _growing(dialect: str, table: Table, key: Sequence[str], grow: Sequence[str]
         values["first_at"] = case(
             (statement.excluded.first_at < table.c.first_at, statement.excluded.first_at), else_=table.c.first_at
         )
-        values["last_at"] = _larger(table.c.last_at, statement.excluded.last_at)
+        values["last_at"] = larger(table.c.last_at, statement.excluded.last_at)
     return statement.on_conflict_do_update(index_elements=list(key), set_=values)
-
-
-def _larger(a: Any, b: Any) -> Any:
-    return case((a > b, a), else_=b)
 
 
 def _row(event: Event) -> dict[str, Any]:

@@ -14,6 +14,7 @@ from neffcache_client.checkup.finding import Finding, fail, ok, warn
 from neffcache_client.contact import this_holder
 from neffcache_client.errors import CacheUnavailable, NeffcacheError, NotAllowed, RequestRefused
 from neffcache_client.identity import host_name
+from neffcache_client.local_tier import describe
 from neffcache_client.neff import check_neff, pack_neff
 from neffcache_client.settings import ClientSettings
 from neffcache_client.transfer import download, upload
@@ -93,6 +94,8 @@ def _store(client: CacheClient, settings: ClientSettings, who: WhoAmI) -> Iterat
                 yield _read_only(client, folder)
         except NeffcacheError as exc:
             yield fail("store", str(exc), "see the server's log; with S3 also whether this host reaches the bucket")
+        except OSError as exc:
+            yield fail("store", f"not tried: {describe(exc)}", "make room in TMPDIR or name another")
 
 
 def _round_trip(client: CacheClient, settings: ClientSettings, folder: str) -> Finding:

@@ -13,6 +13,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from neffcache_client.errors import NeffcacheError, RequestRefused, SettingsError
+from neffcache_client.local_tier import describe
 
 
 @dataclass(slots=True, frozen=True)
@@ -74,6 +75,8 @@ def main(argv: list[str] | None = None) -> int:
         # The reader (`head`) has seen enough. Python would complain once more when it flushes at exit.
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return 0
+    except OSError as exc:
+        return _complain(describe(exc), 1)
 
 
 def _dispatch(name: str | None, argv: list[str]) -> int:
