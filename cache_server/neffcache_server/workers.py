@@ -64,6 +64,9 @@ class Workers:
             self._child(reading, writing)
         os.close(writing)
         self._children.add(pid)
+        if self._stopping:
+            # The signal came while it was being made, and told only those that were there.
+            os.kill(pid, signal.SIGTERM)
         return reading
 
     def _child(self, reading: int, writing: int) -> None:

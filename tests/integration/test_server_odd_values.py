@@ -67,3 +67,20 @@ def test_a_number_that_no_database_takes_is_the_askers_mistake(tmp_path: Path) -
                 await state.leases.acquire("default", "b" * 64, asked, present)
 
     asyncio.run(scenario())
+
+
+def test_misses_are_explained_after_a_waiter_that_nobody_can_write_down(tmp_path: Path) -> None:
+    """Kept in the queue, it would turn every later explanation into an error."""
+
+    async def scenario() -> None:
+        async with opened_state(tmp_path) as state:
+            await acquire(state, KEY, 1, job="j")
+            for number, holder in enumerate(
+                (Holder(host="h", boot="b", pid=1, rank=HUGE, job="j"), Holder(host="a\0b", boot="b", pid=1, job="j"))
+            ):
+                asked = AcquireRequest(lease_id=lease_id(10 + number), holder=holder)
+                assert (await state.leases.acquire("default", KEY, asked, present)).state == "busy"
+            found = await state.explain.explain_job("default", "j")
+            assert found.keys == 1
+
+    asyncio.run(scenario())

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import logging
 from itertools import islice
 
 from neffcache_client.wire import Holder
@@ -11,8 +12,9 @@ from neffcache_client.wire import Holder
 from neffcache_server.database.engine import Database, WriteConnection
 from neffcache_server.explain.factors import Factors
 from neffcache_server.explain.repository import ExplainRepository, MissKey, miss_key
-from neffcache_server.problems import ServerProblem
+from neffcache_server.problems import InvalidRequest, ServerProblem
 
+_log = logging.getLogger(__name__)
 _FLUSH_ROWS = 1000
 _MAX_PENDING = 20_000
 
@@ -53,11 +55,15 @@ class MissLog:
             namespace = next(iter(self._pending or self._unclaimed))[0]
             rows = list(islice((row for row in self._pending if row[0] == namespace), _FLUSH_ROWS))
             factors = {at: kept for at, kept in self._unclaimed.items() if at[0] == namespace}
-            async with self._db.write() as db:
-                # In one order everywhere: two replicas that lock the same rows must not wait for each other.
-                for (_, key), (parsed, text) in sorted(factors.items(), key=lambda item: item[0]):
-                    await self._repo.keep_unclaimed(db, namespace, key, parsed, text)
-                await self._repo.note_misses(db, namespace, sorted(row for _, row in rows))
+            try:
+                async with self._db.write() as db:
+                    # In one order everywhere: two replicas that lock the same rows must not wait for each other.
+                    for (_, key), (parsed, text) in sorted(factors.items(), key=lambda item: item[0]):
+                        await self._repo.keep_unclaimed(db, namespace, key, parsed, text)
+                    await self._repo.note_misses(db, namespace, sorted(row for _, row in rows))
+            except InvalidRequest:
+                # Kept, they would keep all that come after them from being written, for good.
+                _log.exception("misses of namespace %s cannot be stored and are given up", namespace)
             for row in rows:
                 self._pending.pop(row, None)
             for at in factors:

@@ -16,6 +16,7 @@ from neffcache_server.database.dialect import upsert
 from neffcache_server.database.engine import Database, ReadConnection, WriteConnection
 from neffcache_server.database.models import entries, events, graphs, misses
 from neffcache_server.explain.factors import Factors, graph_digest, settings_digest
+from neffcache_server.kit.storable import storable, storable_rank
 from neffcache_server.leases.repository import holder_of
 
 _PER_INDEX = 20
@@ -29,7 +30,8 @@ MissKey = tuple[str, str, str, int]
 
 def miss_key(key: str, holder: Holder) -> MissKey:
     """The row of a holder's miss."""
-    return holder.job or "", key, holder.host, _NO_RANK if holder.rank is None else holder.rank
+    rank = storable_rank(holder.rank)
+    return storable(holder.job or "")[:255], key, storable(holder.host)[:255], _NO_RANK if rank is None else rank
 
 
 @dataclass(slots=True)
