@@ -65,12 +65,11 @@ def test_look_ups_are_one_statement_along_the_hash_index(tmp_path: Path) -> None
                 arguments[:] = given
 
             event.listen(state.database._reader.sync_engine, "before_cursor_execute", note)
-            for number in (1, 2, 100):
+            # Few at last: for a hundred of three thousand, reading the table is cheaper.
+            for number in (100, 2, 5):
                 await look(state, KEYS[:number])
             assert len(seen) == 1
             connection = await state.database.connect_driver()
-            # What three thousand rows do not make worth while, a million do.
-            await connection.execute("SET enable_seqscan = off")
             plan = await connection.fetch(f"EXPLAIN {seen.pop()}", *arguments)
             await connection.close()
             assert "ix_entries_key" in "\n".join(row[0] for row in plan)
