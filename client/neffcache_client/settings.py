@@ -72,9 +72,9 @@ def _number(text: str) -> int | None:
 def _token(text: str) -> str | None:
     """Without the line end of the file it was mounted from. Raises SettingsError, which never shows it."""
     token = text.strip()
-    if not all("!" <= character <= "~" for character in token):
+    if not all(" " <= character <= "~" for character in token):
         # Told by the HTTP library instead, the whole header would end up in the log.
-        raise SettingsError("NEFFCACHE_TOKEN holds a blank, a line end or something else that no token has")
+        raise SettingsError("NEFFCACHE_TOKEN holds a line end or something else that is no printable ASCII")
     return token or None
 
 
