@@ -31,7 +31,7 @@ from neffcache_client.heartbeat import Heart, LeaseView
 from neffcache_client.local_tier import LocalTier, describe, hand_over, remove_quietly, unique
 from neffcache_client.neff import NeffInfo
 from neffcache_client.own_host import OwnHost
-from neffcache_client.publishing import Publisher, Warn, mismatch, report_failure
+from neffcache_client.publishing import Publisher, Warn, mismatch, report_failure, tell_unshared
 from neffcache_client.results import CompileResult, Obtained, Patience, Verdict
 from neffcache_client.room import Room
 from neffcache_client.settings import ClientSettings
@@ -48,7 +48,7 @@ Compile = Callable[[LeaseView], CompileResult]
 _MAX_COMPILES = 3
 _ELSEWHERE_SECONDS = 4.0
 """After the second compile that this host has too little memory for: so long another host may take it over."""
-_SERVER_AWAY = ("unreachable", "breaker_open", "server_lost")
+_SERVER_AWAY = ("unreachable", "breaker_open", "server_lost", "not_shared")
 """Reasons for a fallback that may be gone before the compile has ended."""
 
 
@@ -225,6 +225,8 @@ class Errand:
             else:
                 if self._settings.mode != "readwrite" and answer.holder is None:
                     return self._nobody_compiles()
+                if self._settings.mode == "readwrite" and (answer.unshared_seconds or 0.0) > self._patience.outage:
+                    return self._fallback("not_shared", "for a minute no result of this graph could be handed over")
                 if self._given_up(answer):
                     assert self._last is not None
                     return own_failure(self._last, "out_of_memory", counted=True)
@@ -377,8 +379,11 @@ class Errand:
             reason = "lease_lost" if view.lost else self._publish(result, info)
         if reason in (None, "lease_lost"):
             self._may_be_leased = False
-        elif reason != "spooled":
-            self._may_be_leased = not self._contact.release()
+        else:
+            # Or the hosts that wait would compile one after the other, each in the hope that its result is shared.
+            tell_unshared(self._contact.client, self._contact.lease_id, seconds=self._patience.release)
+            if reason != "spooled":
+                self._may_be_leased = not self._contact.release()
         hand_over(result.output, self._output)
         return own_result(result, "compiled", reason, strict=self._settings.strict)
 

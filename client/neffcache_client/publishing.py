@@ -29,7 +29,7 @@ from neffcache_client.results import CompileResult, Patience
 from neffcache_client.settings import ClientSettings
 from neffcache_client.spool import Spool, SpoolEntry
 from neffcache_client.transfer import upload
-from neffcache_client.wire import Artifact, FailRequest, PublishRequest
+from neffcache_client.wire import Artifact, FailRequest, HeartbeatRequest, PublishRequest
 
 if TYPE_CHECKING:
     from neffcache_client.api import CacheClient
@@ -209,6 +209,15 @@ class _Sending:
 def send(client: CacheClient, entry: SpoolEntry, path: str, info: NeffInfo, *, from_spool: bool = False) -> str:
     """One try: upload, publish. Returns the outcome. Raises CacheUnavailable, RequestRefused, OSError."""
     return _Sending(client, entry, path, info, from_spool=from_spool).go_on()
+
+
+def tell_unshared(client: CacheClient, lease_id: str, *, seconds: float) -> None:
+    """Tell whoever waits for this compile's result not to count on it. Never raises."""
+    beat = HeartbeatRequest(phase="not shared", unshared=True)
+    try:
+        bounded(lambda: client.heartbeat(lease_id, beat), seconds=seconds, abort=None)
+    except (TimeIsUp, CacheUnavailable, RequestRefused):
+        return
 
 
 def report_failure(

@@ -5,6 +5,7 @@ from __future__ import annotations
 import signal
 import threading
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from pathlib import Path
 
@@ -49,6 +50,10 @@ def push(node: Node) -> None:
     """As `neffcache push`, until nothing waits."""
     with CacheClient(node.settings) as client:
         wait_until(lambda: node.spooled() == 0 or drain(node.settings, client, say=print).published)
+
+
+def void(value: object) -> None:
+    """For a lambda that is to return nothing."""
 
 
 FOLDER, S3 = pytest.mark.embedded, pytest.mark.production
@@ -116,6 +121,28 @@ def test_store_that_cannot_write(tmp_path: Path, backend: Embedded, count: int) 
         server.start()
         push(node)
         assert Node(tmp_path / "late", server.url).obtain().verdict == "remote"
+
+
+def test_store_that_takes_nothing_while_hosts_wait(tmp_path: Path, backend: Embedded) -> None:
+    """UC-10, UC-15: they compile side by side, and not one after the other in the hope for the next one's result."""
+    method = "s3:S3Store.inspect" if backend.shared else "folder:FolderStore.put"
+    spec = f"neffcache_server.storage.{method}:before:error:0"
+    hasty = replace(QUICK, first_answer=10.0, poll=0.3, outage=1.0)
+    with running_server(tmp_path / "server", program=(FAULTY, spec)) as server, ThreadPoolExecutor(3) as threads:
+        hosts = [Node(tmp_path / f"host{n}", server.url, patience=hasty) for n in range(3)]
+        waiting = threading.Event()
+        hosts[0].on_compile = lambda view: wait_until(waiting.is_set)
+        side_by_side = threading.Barrier(2)
+        for host in hosts[1:]:
+            host.on_compile = lambda view: void(side_by_side.wait(60))
+        first = threads.submit(hosts[0].obtain)
+        wait_until(lambda: hosts[0].compiles == 1)
+        others = [threads.submit(host.obtain) for host in hosts[1:]]
+        wait_until(lambda: all(any("waiting for" in line for line in host.log) for host in hosts[1:]))
+        waiting.set()
+        assert (first.result().verdict, first.result().reason) == ("compiled", "spooled")
+        assert [(o.result().verdict, o.result().reason) for o in others] == [("fallback", "not_shared")] * 2
+    assert [host.spooled() for host in hosts] == [1, 1, 1]
 
 
 @pytest.mark.production

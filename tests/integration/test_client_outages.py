@@ -106,6 +106,32 @@ def test_a_waiter_goes_on_saying_what_it_waits_for(
     assert sum("compiled by pid 7 on other-host" in line for line in node.log) == 4
 
 
+def test_a_waiter_counts_on_no_result_where_one_could_not_be_handed_over(node: Node, server: ScriptedServer) -> None:
+    """UC-10: not at once, since the store may be back; then all hosts compile at the same time."""
+    server.script("acquire", busy(unshared_seconds=0.1), busy(unshared_seconds=0.6))
+    got = node.obtain()
+    assert (got.verdict, got.reason, len(server.calls("acquire"))) == ("fallback", "not_shared", 2)
+    assert (node.spooled(), len(node.warnings())) == (1, 1)
+
+
+@pytest.mark.parametrize("why", ["refused", "store", "no-neff"])
+def test_a_result_that_cannot_be_handed_over_is_said_before_the_lease_ends(
+    node: Node, server: ScriptedServer, why: str
+) -> None:
+    server.script("acquire", leased())
+    if why == "refused":
+        server.script("publish", problem(413, "quota"))
+    elif why == "store":
+        server.script("put", *[problem(507, "full")] * 9)
+    else:
+        node.neff = b"no container"
+    assert node.obtain().exit_code == 0
+    ends = [s for s in server.seen if s.call in ("heartbeat", "release")]
+    unshared = [i for i, s in enumerate(ends) if s.call == "heartbeat" and s.json["unshared"]]
+    assert len(unshared) == 1
+    assert [s.call for s in ends[unshared[0] + 1 :] if s.call == "release"] == ["release"] * (why != "store")
+
+
 def test_a_waiter_whose_lease_was_granted_and_taken_unheard_asks_as_any_other(
     node: Node, server: ScriptedServer
 ) -> None:

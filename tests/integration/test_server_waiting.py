@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 from neffcache_client.wire import FailRequest, HeartbeatRequest, PublishRequest
 from neffcache_server.app import open_state
-from neffcache_server.problems import ClientGone, DatabaseUnavailable, LeaseSuperseded, ShuttingDown
+from neffcache_server.problems import ClientGone, DatabaseUnavailable, LeaseEnded, LeaseSuperseded, ShuttingDown
 from neffcache_server.state import State
 from support.cache_state import (
     StoppedClock,
@@ -117,6 +117,36 @@ def test_ranks_that_ask_around_a_publish_all_get_the_same_answer(tmp_path: Path)
             tasks += ask(400)
             answers = await asyncio.gather(*tasks)
             assert {(a.state, a.artifact.sha256) for a in answers} == {("hit", sha256)}
+
+    asyncio.run(run())
+
+
+def test_a_result_that_cannot_be_handed_over_is_told_to_those_who_wait(tmp_path: Path) -> None:
+    """UC-10: since when the round has one; a publish ends it, and so does time."""
+
+    async def run() -> None:
+        clock = StoppedClock()
+        async with opened_state(tmp_path, clock) as state:
+            assert (await acquire(state, KEY, 1)).state == "leased"
+            assert (await acquire(state, KEY, 2)).unshared_seconds is None
+            await state.leases.heartbeat("default", lease_id(1), HeartbeatRequest(unshared=True))
+            clock.value += 20
+            await state.leases.heartbeat("default", lease_id(1), HeartbeatRequest(unshared=True))
+            assert (await acquire(state, KEY, 2)).unshared_seconds == 20
+            await state.leases.release("default", lease_id(1))
+            assert (await acquire(state, KEY, 3)).state == "leased", "somebody tries again"
+            assert (await acquire(state, KEY, 4)).unshared_seconds == 20
+            with pytest.raises(LeaseEnded):
+                await state.leases.heartbeat("default", lease_id(1), HeartbeatRequest(unshared=True))
+            await state.leases.heartbeat("default", lease_id(3), HeartbeatRequest())
+            clock.value += 1000
+            await state.leases.heartbeat("default", lease_id(3), HeartbeatRequest())
+            assert (await acquire(state, KEY, 4)).unshared_seconds is None
+            await state.leases.heartbeat("default", lease_id(3), HeartbeatRequest(unshared=True))
+            assert (await acquire(state, KEY, 4)).unshared_seconds == 0
+            await publish(state, 3, neff("x"))
+            assert (await acquire(state, KEY, 4)).state == "hit"
+            assert rows(tmp_path, "SELECT * FROM failures") == []
 
     asyncio.run(run())
 

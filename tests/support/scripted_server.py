@@ -145,8 +145,9 @@ def leased() -> Reply:
     return Reply({"state": "leased", "epoch": 1, "ttl_seconds": 30.0})
 
 
-def busy(host: str = "other-host") -> Reply:
-    return Reply({"state": "busy", "holder": {"host": host, "boot": "b", "pid": 7}, "elapsed_seconds": 12.0})
+def busy(host: str = "other-host", **fields: Any) -> Reply:
+    holder = {"host": host, "boot": "b", "pid": 7}
+    return Reply({"state": "busy", "holder": holder, "elapsed_seconds": 12.0, **fields})
 
 
 def hit(sha256: str, size: int, url: str | None = None, **fields: Any) -> Reply:

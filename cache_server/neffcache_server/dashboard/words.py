@@ -36,6 +36,7 @@ REASON_WORDS = {
     "corrupt": "the artifact arrived damaged",
     "blob_missing": "the artifact's bytes are gone",
     "server_lost": "the server was lost while waiting",
+    "not_shared": "another host's result could not be handed over",
     "lease_lost": "another host took the compile over",
     "spooled": "not published yet, waits for upload on its host",
     "not_spooled": "not published and not kept",

@@ -159,6 +159,8 @@ failures = Table(
     Column("until", Double),
     # Set when a job passed over a failure with retry_failed and this is what came of it.
     Column("retried_job", String(255)),
+    # When a compile of this round ended well and its result could not be handed over.
+    Column("unshared_at", Double),
     Index("ix_failures_until", "namespace", "until"),
 )
 

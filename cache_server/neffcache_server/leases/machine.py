@@ -13,6 +13,9 @@ from neffcache_client.wire import AcquireRequest, Artifact, FailRequest, Failure
 
 from neffcache_server.settings import ServerSettings
 
+UNSHARED_SECONDS = 900.0
+"""A store that took a result of a key no longer ago than this is not trusted to take the next."""
+
 
 @dataclass(slots=True, frozen=True)
 class Lease:
@@ -42,6 +45,7 @@ class FailureRecord:
     yield_until: float = 0.0
     failure: Failure | None = None
     retried_job: str | None = None
+    unshared_at: float | None = None
 
 
 @dataclass(slots=True, frozen=True)
@@ -66,6 +70,12 @@ class Snapshot:
     def settled(self) -> bool:
         """True when waiting on makes sense: nothing to serve, nothing failed, somebody holds the lease."""
         return self.held and self.artifact is None and self.failure_in_force is None
+
+    @property
+    def unshared_seconds(self) -> float | None:
+        """How long ago a result of this key first could not be handed over; None: none, or long ago."""
+        at = self.failures.unshared_at if self.failures else None
+        return self.now - at if at is not None and self.now - at < UNSHARED_SECONDS else None
 
     @property
     def failure_in_force(self) -> Failure | None:
@@ -93,6 +103,7 @@ class Busy:
     heartbeat_age: float | None = None
     eta: float | None = None
     retry_after: float | None = None
+    unshared: float | None = None
 
 
 @dataclass(slots=True, frozen=True)
@@ -157,6 +168,7 @@ def _busy(live: Lease, state: Snapshot) -> Busy:
         elapsed=elapsed,
         heartbeat_age=max(0.0, state.now - (live.heartbeat_at or live.granted_at)),
         eta=max(0.0, usual - elapsed) if usual is not None else None,
+        unshared=state.unshared_seconds,
     )
 
 

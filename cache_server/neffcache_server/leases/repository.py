@@ -12,7 +12,7 @@ from neffcache_server.database.dialect import larger, upsert
 from neffcache_server.database.engine import Database, ReadConnection, WriteConnection
 from neffcache_server.database.models import blobs, differences, entries, failures, leases, tickets, uploads
 from neffcache_server.kit.storable import storable
-from neffcache_server.leases.machine import FailureRecord, Lease, Snapshot
+from neffcache_server.leases.machine import UNSHARED_SECONDS, FailureRecord, Lease, Snapshot
 
 
 def blob_url(namespace: str, sha256: str) -> str:
@@ -98,6 +98,7 @@ def _record_of(row: Any) -> FailureRecord | None:
         yield_until=row.yield_until or 0.0,
         failure=failure_of(row),
         retried_job=row.retried_job,
+        unshared_at=row.unshared_at,
     )
 
 
@@ -274,6 +275,17 @@ class LeaseRepository:
             upsert(self._dialect, failures)
             .values(namespace=namespace, key=key, **values)
             .on_conflict_do_update(index_elements=["namespace", "key"], set_=values)
+        )
+
+    async def note_unshared(self, db: WriteConnection, namespace: str, key: str) -> None:
+        """Remember since when results of a key cannot be handed over."""
+        now, before = self._now, failures.c.unshared_at
+        row = {"transient_count": 0, "last_failure_at": now, "unshared_at": now}
+        since = case((before > now - UNSHARED_SECONDS, before), else_=now)
+        await db.execute(
+            upsert(self._dialect, failures)
+            .values(namespace=namespace, key=key, **row)
+            .on_conflict_do_update(index_elements=["namespace", "key"], set_={"unshared_at": since})
         )
 
     async def clear_failures(self, db: WriteConnection, namespace: str, key: str) -> bool:

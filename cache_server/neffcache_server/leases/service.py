@@ -283,6 +283,7 @@ class LeaseService:
                     heartbeat_age_seconds=decision.heartbeat_age,
                     eta_seconds=decision.eta,
                     retry_after_seconds=decision.retry_after,
+                    unshared_seconds=decision.unshared,
                 )
             case _Granted(epoch=epoch, state=state):
                 return AcquireAnswer(
@@ -298,6 +299,11 @@ class LeaseService:
         """Renew a lease; an expired one that nobody superseded too. Raises LeaseUnknown, -Superseded, -Ended."""
         ttl = self._settings.ttl_seconds
         async with self._db.write() as db:
+            if beat.unshared:
+                lease = await self.find(db, namespace, lease_id)
+                await self._repo.lock_key(db, namespace, lease.key)
+                if lease.status == "live":
+                    await self._repo.note_unshared(db, namespace, lease.key)
             epoch = await self._repo.heartbeat(db, namespace, lease_id, beat, ttl)
             if epoch is None:
                 raise ended(await self.find(db, namespace, lease_id))

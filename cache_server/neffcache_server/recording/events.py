@@ -30,6 +30,7 @@ REASONS = frozenset(
         "corrupt",
         "blob_missing",
         "server_lost",
+        "not_shared",
         "lease_lost",
         "spooled",
         "not_spooled",

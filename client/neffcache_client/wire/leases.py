@@ -112,6 +112,8 @@ class AcquireAnswer:
     """With `leased`: how long this key took when it was last compiled."""
     usual_peak_rss_bytes: int | None = None
     """With `leased`: and what memory."""
+    unshared_seconds: float | None = None
+    """With `busy`: so long ago a compile of this key ended well, and its result could not be handed over since."""
     failure: Failure | None = None
 
 
@@ -141,6 +143,8 @@ class HeartbeatRequest:
 
     phase: str | None = None
     rss_bytes: int | None = None
+    unshared: bool = False
+    """The compile has ended well, and its result cannot be handed over at present: nobody shall count on it."""
 
     def __post_init__(self) -> None:
         if self.phase is not None and len(self.phase) > 64:
