@@ -310,6 +310,12 @@ def test_loopback_is_open_to_this_machine_and_closed_to_a_proxys_guests(tmp_path
         assert code(httpx.delete(url, headers={"x-forwarded-for": "10.0.0.1"})) == (401, "token_required")
         # A page in this machine's browser must not use the cache either.
         assert code(httpx.delete(url, headers={"origin": "https://evil.example"})) == (403, "cross_site")
+        # A name of theirs that points to this machine: origin and host agree, and neither is ours.
+        rebound = {"origin": "http://evil.example:1", "host": "evil.example:1"}
+        assert code(httpx.delete(url, headers=rebound)) == (403, "cross_site")
+        for name in ("localhost:1", "127.0.0.1:1", "[::1]:1"):
+            own = {"origin": f"http://{name}", "host": name}
+            assert code(httpx.delete(url, headers=own)) == (404, "failure_unknown")
 
 
 @pytest.mark.parametrize(

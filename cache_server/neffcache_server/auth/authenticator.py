@@ -38,6 +38,11 @@ class Authenticator:
             digest = digest_of(settings.admin_token.get_secret_value())
             self._admin = TokenRow(_ADMIN, "from the server's environment", "admin", EVERYTHING, digest)
 
+    @property
+    def local(self) -> bool:
+        """Everybody on this machine may do everything, and nobody else can reach the server."""
+        return self._settings.anonymous == "local"
+
     def anonymous(self, *, proxied: bool) -> Principal:
         """Whoever comes without a token. Raises TokenRequired where that is not enough."""
         mode = self._settings.anonymous

@@ -14,6 +14,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from ipaddress import ip_address
 from typing import TYPE_CHECKING, Annotated, Any, TypeVar
 from urllib.parse import urlsplit
 
@@ -130,8 +131,24 @@ def check_origin(request: Request, *, cookie: bool) -> None:
     origin = request.headers.get("origin")
     if origin is None and not cookie:
         return
-    if origin is None or urlsplit(origin).netloc != request.headers.get("host"):
+    host = request.headers.get("host", "")
+    if origin is None or urlsplit(origin).netloc != host:
         raise CrossSite
+    auth: Authenticator = request.app.state.neffcache.auth
+    if not cookie and auth.local and not _names_this_machine(host):
+        raise CrossSite("without a token a browser has to open this server as localhost or by an IP address")
+
+
+def _names_this_machine(host: str) -> bool:
+    """A name from DNS proves nothing: its owner can let it point here."""
+    try:
+        name = urlsplit(f"//{host}").hostname or ""
+        if name == "localhost" or name.endswith(".localhost"):
+            return True
+        ip_address(name)
+    except ValueError:
+        return False
+    return True
 
 
 async def current_principal(request: Request) -> Principal:
