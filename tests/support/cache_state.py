@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import AsyncIterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import asynccontextmanager
@@ -64,6 +65,10 @@ async def opened_state(folder: Path, clock: DatabaseClock | None = None, **given
         yield state
     finally:
         state.leases.stop()
+        # A read that nobody waits for any more still has a connection, which closing the pool would not close.
+        others = asyncio.all_tasks() - {asyncio.current_task()}
+        if others:
+            await asyncio.wait(others, timeout=2.0)
         await state.database.close()
         backends.current().release(folder)
 

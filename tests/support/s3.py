@@ -143,7 +143,12 @@ class S3:
         deadline = time.monotonic() + 60
         while True:
             try:
-                self.client().create_bucket(Bucket=BUCKET)
+                client = self.client()
+                if BUCKET not in [bucket["Name"] for bucket in client.list_buckets()["Buckets"]]:
+                    client.create_bucket(Bucket=BUCKET)
+                # The first object makes it lay out volumes, for seconds: a lease of some test would run out meanwhile.
+                client.put_object(Bucket=BUCKET, Key="first", Body=bytes(100_000))
+                client.delete_object(Bucket=BUCKET, Key="first")
                 return
             except (ClientError, BotoCoreError):
                 if time.monotonic() > deadline:
