@@ -146,7 +146,7 @@ class S3:
                 client = self.client()
                 if BUCKET not in [bucket["Name"] for bucket in client.list_buckets()["Buckets"]]:
                     client.create_bucket(Bucket=BUCKET)
-                # The first object makes it lay out volumes, for seconds: a lease of some test would run out meanwhile.
+                # The first object makes it lay out volumes, for seconds: a lease of a test would run out meanwhile.
                 client.put_object(Bucket=BUCKET, Key="first", Body=bytes(100_000))
                 client.delete_object(Bucket=BUCKET, Key="first")
                 return
