@@ -107,7 +107,10 @@ def timeline(segments: Sequence[Segment], lanes: Sequence[str], title: str) -> M
 
 
 def _clock(value: float) -> str:
-    return f"{value:.0f} s" if value < 60 else f"{value / 60:g} min" if value < 7200 else f"{value / 3600:g} h"
+    # In whole units: the digits of a fraction are cut with those of the coordinates.
+    small, unit, large = (round(value), "s", "min") if value < 7200 else (round(value / 60), "min", "h")
+    whole, rest = divmod(small, 60)
+    return " ".join([f"{whole} {large}"] * (whole > 0) + [f"{rest} {unit}"] * (rest > 0 or not whole))
 
 
 def _ticks(span: float) -> list[float]:
