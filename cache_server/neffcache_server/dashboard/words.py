@@ -107,8 +107,8 @@ def money(amount: float, currency: str) -> str:
 
 
 def breakable(text: str) -> Markup:
-    """A dotted name that may go on in the next line after a dot or an underscore."""
-    return Markup(re.sub("([._])", r"\1<wbr>", str(escape(text))))
+    """A dotted name or version that may go on in the next line after a dot, plus or underscore."""
+    return Markup(re.sub("([._+])", r"\1<wbr>", str(escape(text))))
 
 
 def names(text: str | None) -> str:
