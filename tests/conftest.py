@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import signal
 from collections.abc import Iterator
 
 import pytest
@@ -33,6 +34,11 @@ def clean_environment() -> Iterator[None]:
 
 
 def pytest_configure(config: pytest.Config) -> None:
+    # Whoever starts the tests in the background may have them ignored, and every process that a test starts with them:
+    # then none of those could be stopped.
+    for number in (signal.SIGINT, signal.SIGHUP, signal.SIGTERM, signal.SIGUSR1):
+        if signal.getsignal(number) == signal.SIG_IGN:
+            signal.signal(number, signal.default_int_handler if number == signal.SIGINT else signal.SIG_DFL)
     for marker in (
         "embedded: breaks SQLite or the blob folder by hand, so it runs on that backend alone",
         "production: the fault is one of PostgreSQL or S3, so it runs on that backend alone",
