@@ -34,7 +34,7 @@ def clean_environment() -> Iterator[None]:
 
 
 def pytest_configure(config: pytest.Config) -> None:
-    # Whoever starts the tests in the background may have them ignored, and every process that a test starts with them:
+    # Who starts the tests in the background may have them ignored, and every process that a test starts with them:
     # then none of those could be stopped.
     for number in (signal.SIGINT, signal.SIGHUP, signal.SIGTERM, signal.SIGUSR1):
         if signal.getsignal(number) == signal.SIG_IGN:
