@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import fcntl
 import os
 import signal
 import socket
 import subprocess
+import tempfile
 import time
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
@@ -84,15 +86,24 @@ class Leashed:
 
 
 def free_port() -> int:
-    """A port nobody listens on just now, below the range from which the kernel picks ports of clients."""
+    """A port nobody listens on, below the range from which the kernel picks ports of clients.
+
+    It stays this process's: another one of the test run, or a second call, is given others.
+    """
+    folder = Path(tempfile.gettempdir()) / f"neffcache-test-ports-{os.getuid()}"
+    folder.mkdir(exist_ok=True)
     for _ in range(200):
         port = 10000 + int.from_bytes(os.urandom(2), "big") % 20000
-        with socket.socket() as probe:
-            try:
+        reserved = os.open(folder / str(port), os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+        try:
+            fcntl.flock(reserved, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            with socket.socket() as probe:
                 probe.bind(("127.0.0.1", port))
-            except OSError:
-                continue
-            return port
+        except OSError:
+            os.close(reserved)
+            continue
+        # Left open: the kernel lets go of it when this process ends.
+        return port
     raise AssertionError("no free port")
 
 
